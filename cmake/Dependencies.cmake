@@ -1,0 +1,23 @@
+# The system's libraries, as targets that the rooms link. The Debian packages behind them: deps/debian-packages.txt.
+
+find_package(Threads REQUIRED)
+find_package(OpenSSL 3 REQUIRED)
+find_package(CURL REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(PkgConfig REQUIRED)
+
+# cpp-httplib comes compiled, and brings the definitions that its header must be read with.
+pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib)
+add_library(httplib::httplib ALIAS PkgConfig::httplib)
+
+# Header-only, fmt too: the plugin lives in processes that are not ours, whose copies of these libraries must not meet it.
+set_target_properties(spdlog::spdlog_header_only PROPERTIES
+                      INTERFACE_LINK_LIBRARIES "fmt::fmt-header-only;Threads::Threads")
+
+if(BUILD_TESTING)
+  find_package(GTest REQUIRED)
+endif()
+find_package(benchmark) # bench/ is built where it is found
