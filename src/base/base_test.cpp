@@ -1,0 +1,103 @@
+#include <filesystem>
+
+#include <gtest/gtest.h>
+
+#include "base/bytes.h"
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/platform.h"
+#include "base/sha256.h"
+#include "base/units.h"
+
+namespace linkcpp {
+namespace {
+
+TEST(Bytes, hex_round_trips_and_refuses_other_text) {
+    const auto bytes = from_hex("00ff7Fa0");
+    ASSERT_TRUE(bytes);
+    EXPECT_EQ(to_hex(*bytes), "00ff7fa0");
+    EXPECT_FALSE(from_hex("0"));
+    EXPECT_FALSE(from_hex("0g"));
+}
+
+TEST(Bytes, constant_time_comparison_compares) {
+    EXPECT_TRUE(equal_in_constant_time(as_bytes("secret"), as_bytes("secret")));
+    EXPECT_FALSE(equal_in_constant_time(as_bytes("secret"), as_bytes("secreT")));
+    EXPECT_FALSE(equal_in_constant_time(as_bytes("secret"), as_bytes("secret ")));
+}
+
+TEST(Sha256, gives_the_digests_of_fips_180) {
+    EXPECT_EQ(sha256(as_bytes("abc")).hex(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    EXPECT_EQ(sha256({}).hex(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+}
+
+TEST(Sha256, starts_anew_after_finish) {
+    Sha256 hash;
+    hash.add(as_bytes("ab"));
+    hash.add(as_bytes("c"));
+    EXPECT_EQ(hash.finish(), sha256(as_bytes("abc")));
+    hash.add(as_bytes("abc"));
+    EXPECT_EQ(hash.finish(), sha256(as_bytes("abc")));
+}
+
+TEST(Units, sizes_follow_the_documented_words) {
+    EXPECT_EQ(parse_bytes("64G").value(), 64ull << 30);
+    EXPECT_EQ(parse_bytes("64GiB").value(), 64ull << 30);
+    EXPECT_EQ(parse_bytes("64GB").value(), 64'000'000'000ull);
+    EXPECT_EQ(parse_bytes("1.5 MiB").value(), 3ull << 19);
+    EXPECT_EQ(parse_bytes("4096").value(), 4096u);
+    for (const char* bad : {"", "G", "4X", "-1G", "1e30G", "nan", "4 G B"}) {
+        EXPECT_EQ(parse_bytes(bad).error().kind, ErrorKind::invalid) << bad;
+    }
+}
+
+TEST(Units, ranges_are_sorted_and_unique) {
+    EXPECT_EQ(parse_ranges("8,0-3,2").value(), (std::vector<std::uint32_t>{0, 1, 2, 3, 8}));
+    for (const char* bad : {"", "a", "3-1", "1-", "-", "1,,2", "0-4294967295"}) {
+        EXPECT_EQ(parse_ranges(bad).error().kind, ErrorKind::invalid) << bad;
+    }
+}
+
+class Files : public testing::Test {
+  protected:
+    void SetUp() override { std::filesystem::create_directories(dir_); }
+    void TearDown() override { std::filesystem::remove_all(dir_); }
+    std::size_t n_files() const {
+        return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(dir_), {}));
+    }
+    std::filesystem::path dir_ = std::filesystem::temp_directory_path() / ("linkcpp-" + random_hex(6));
+};
+
+TEST_F(Files, atomic_file_leaves_nothing_without_commit) {
+    {
+        auto file = AtomicFile::create(dir_ / "a");
+        ASSERT_TRUE(file);
+        ASSERT_TRUE(write_at(file->fd(), as_bytes("half"), 0, "a"));
+    }
+    EXPECT_EQ(n_files(), 0u);
+}
+
+TEST_F(Files, atomic_file_appears_whole) {
+    ASSERT_TRUE(write_file_atomically(dir_ / "a", "text"));
+    EXPECT_EQ(read_file(dir_ / "a").value(), "text");
+    EXPECT_EQ(n_files(), 1u);
+}
+
+TEST_F(Files, reading_past_the_end_is_corrupt) {
+    ASSERT_TRUE(write_file_atomically(dir_ / "a", "text"));
+    const auto mapped = MappedFile::open(dir_ / "a");
+    ASSERT_TRUE(mapped);
+    EXPECT_EQ(as_text(mapped->bytes()), "text");
+    EXPECT_EQ(read_file(dir_ / "a", 3).error().kind, ErrorKind::invalid);
+    EXPECT_EQ(read_file(dir_ / "b").error().kind, ErrorKind::not_found);
+}
+
+TEST(Clock, poll_time_is_rounded_up) {
+    using namespace std::chrono_literals;
+    EXPECT_EQ(to_poll_ms(0ns), 0);
+    EXPECT_EQ(to_poll_ms(1ns), 1);
+    EXPECT_EQ(to_poll_ms(1500us), 2);
+}
+
+}  // namespace
+}  // namespace linkcpp

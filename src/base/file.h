@@ -1,0 +1,91 @@
+// Files: descriptors with an owner, whole-range reads, read-only mappings, and files that appear whole or not at all.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace linkcpp {
+
+// Owns a file descriptor; -1 is none.
+class UniqueFd {
+  public:
+    UniqueFd() = default;
+    explicit UniqueFd(int fd) : fd_(fd) {}
+    ~UniqueFd() { reset(); }
+    UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    UniqueFd& operator=(UniqueFd&& other) noexcept {
+        if (this != &other) {
+            reset();
+            fd_ = std::exchange(other.fd_, -1);
+        }
+        return *this;
+    }
+
+    int get() const { return fd_; }
+    explicit operator bool() const { return fd_ >= 0; }
+    int release() { return std::exchange(fd_, -1); }
+    void reset();
+
+  private:
+    int fd_ = -1;
+};
+
+// Reads a whole file of at most `limit` bytes. Errors: not_found, invalid (too large), failed.
+Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t limit = 64u << 20);
+
+// Fills `to` from `offset`. Errors: corrupt when the file ends before.
+Status read_at(int fd, std::span<std::byte> to, std::uint64_t offset, std::string_view name);
+Status write_at(int fd, ByteView bytes, std::uint64_t offset, std::string_view name);
+
+// A file under a temporary name in the same folder, which gets its real name by commit() and is deleted otherwise:
+// nobody ever sees half a file.
+class AtomicFile {
+  public:
+    static Result<AtomicFile> create(const std::filesystem::path& path, unsigned mode = 0644);
+    ~AtomicFile();
+    AtomicFile(AtomicFile&&) noexcept = default;
+    AtomicFile& operator=(AtomicFile&&) = delete;
+
+    int fd() const { return fd_.get(); }
+    const std::string& temporary_name() const { return temporary_; }
+    // Flushes to disk, then renames over `path`.
+    Status commit();
+
+  private:
+    AtomicFile(UniqueFd fd, std::filesystem::path path, std::string temporary)
+        : fd_(std::move(fd)), path_(std::move(path)), temporary_(std::move(temporary)) {}
+
+    UniqueFd fd_;
+    std::filesystem::path path_;
+    std::string temporary_;
+};
+
+Status write_file_atomically(const std::filesystem::path& path, std::string_view text, unsigned mode = 0644);
+
+// A file mapped read-only. Movable. The bytes stay valid as long as the object; a file that is cut short by
+// somebody else meanwhile ends the process (SIGBUS), so map only files that this program or its user owns.
+class MappedFile {
+  public:
+    static Result<MappedFile> open(const std::filesystem::path& path);
+    MappedFile() = default;
+    ~MappedFile();
+    MappedFile(MappedFile&& other) noexcept : data_(std::exchange(other.data_, {})) {}
+    MappedFile& operator=(MappedFile&& other) noexcept {
+        std::swap(data_, other.data_);
+        return *this;
+    }
+
+    ByteView bytes() const { return data_; }
+
+  private:
+    explicit MappedFile(ByteView data) : data_(data) {}
+    ByteView data_;
+};
+
+}  // namespace linkcpp

@@ -1,0 +1,48 @@
+#include "base/log.h"
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+namespace linkcpp {
+namespace {
+
+std::shared_ptr<spdlog::logger> make_logger(std::string name) {
+    auto logger =
+        std::make_shared<spdlog::logger>(std::move(name), std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    logger->set_pattern("%H:%M:%S.%e %^%l%$ %n: %v");
+    const char* level = std::getenv("LINKCPP_LOG");
+    logger->set_level(level != nullptr ? spdlog::level::from_str(level) : spdlog::level::info);
+    return logger;
+}
+
+// spdlog's own registry would be shared with a host program that uses spdlog too; this one is ours alone.
+std::shared_ptr<spdlog::logger>& logger() {
+    static std::shared_ptr<spdlog::logger> instance = make_logger("linkcpp");
+    return instance;
+}
+
+spdlog::level::level_enum to_spdlog(LogLevel level) {
+    switch (level) {
+        case LogLevel::debug: return spdlog::level::debug;
+        case LogLevel::info: return spdlog::level::info;
+        case LogLevel::warn: return spdlog::level::warn;
+        case LogLevel::error: return spdlog::level::err;
+    }
+    return spdlog::level::err;
+}
+
+}  // namespace
+
+void set_log_name(std::string_view name) {
+    logger() = make_logger(std::string(name));
+}
+
+void log_line(LogLevel level, std::string_view text) {
+    logger()->log(to_spdlog(level), text);
+}
+
+}  // namespace linkcpp

@@ -1,0 +1,45 @@
+// The platform file: every call that differs between operating systems, behind a portable name.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace linkcpp {
+
+// The same for two processes exactly when they run under one kernel since its last start.
+std::string boot_id();
+std::string host_name();
+// Bytes that could be used without swapping, 0 when not known.
+std::uint64_t available_memory_bytes();
+// Resident memory of this process, anonymous and file-backed.
+std::uint64_t resident_bytes();
+unsigned n_processors();
+
+// $XDG_CACHE_HOME, $XDG_STATE_HOME and $XDG_RUNTIME_DIR (or their defaults) + "/linkcpp", made if needed with mode
+// 0700. LINKCPP_HOME puts all three under one folder.
+Result<std::filesystem::path> cache_dir();
+Result<std::filesystem::path> state_dir();
+Result<std::filesystem::path> runtime_dir();
+
+// The user at the other end of a connected Unix socket; nothing when the system will not tell.
+std::optional<std::uint32_t> peer_uid(int socket_fd);
+
+// Copies `length` bytes between files at the same or different offsets, inside the kernel where it can.
+Status copy_range(int from, std::uint64_t from_offset, int to, std::uint64_t to_offset, std::uint64_t length,
+                  std::string_view name);
+
+// Asks the kernel to end this process when its parent ends.
+void die_with_parent();
+
+// The folder of the running executable.
+std::filesystem::path executable_dir();
+
+// n bytes from the system's random source, as hexadecimal text.
+std::string random_hex(std::size_t n_bytes);
+
+}  // namespace linkcpp

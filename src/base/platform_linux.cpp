@@ -1,0 +1,161 @@
+#include "base/platform.h"
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/bytes.h"
+#include "base/file.h"
+
+namespace linkcpp {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The number behind "Name:" in a /proc file of "Name:   123 kB" lines, in bytes; 0 when it is not there.
+std::uint64_t proc_kib_field(const char* file, std::string_view name) {
+    std::ifstream in(file);
+    std::string line;
+    while (std::getline(in, line)) {
+        if (!line.starts_with(name)) { continue; }
+        const std::size_t digits = line.find_first_of("0123456789");
+        if (digits == std::string::npos) { return 0; }
+        std::uint64_t kib = 0;
+        std::from_chars(line.data() + digits, line.data() + line.size(), kib);
+        return kib * 1024;
+    }
+    return 0;
+}
+
+Result<fs::path> made(const fs::path& path) {
+    std::error_code error;
+    fs::create_directories(path, error);
+    if (error) { return fail_errno(error.value(), path.string()); }
+    ::chmod(path.c_str(), 0700);
+    return path;
+}
+
+Result<fs::path> user_dir(const char* variable, std::string_view under_home, std::string_view under_one_home) {
+    if (const char* one = std::getenv("LINKCPP_HOME"); one != nullptr && *one != '\0') {
+        return made(fs::path(one) / under_one_home);
+    }
+    if (const char* dir = std::getenv(variable); dir != nullptr && *dir != '\0') { return made(fs::path(dir) / "linkcpp"); }
+    const char* home = std::getenv("HOME");
+    if (home == nullptr || *home == '\0') {
+        return fail(ErrorKind::invalid, "neither LINKCPP_HOME nor {} nor HOME is set; set one of them", variable);
+    }
+    return made(fs::path(home) / under_home / "linkcpp");
+}
+
+}  // namespace
+
+std::string boot_id() {
+    std::ifstream in("/proc/sys/kernel/random/boot_id");
+    std::string id;
+    std::getline(in, id);
+    return id;
+}
+
+std::string host_name() {
+    std::array<char, 256> name{};
+    if (::gethostname(name.data(), name.size() - 1) != 0) { return "unknown"; }
+    return name.data();
+}
+
+std::uint64_t available_memory_bytes() {
+    return proc_kib_field("/proc/meminfo", "MemAvailable:");
+}
+
+std::uint64_t resident_bytes() {
+    return proc_kib_field("/proc/self/status", "RssAnon:") + proc_kib_field("/proc/self/status", "RssFile:");
+}
+
+unsigned n_processors() {
+    return std::max(1u, std::thread::hardware_concurrency());
+}
+
+Result<fs::path> cache_dir() {
+    return user_dir("XDG_CACHE_HOME", ".cache", "cache");
+}
+
+Result<fs::path> state_dir() {
+    return user_dir("XDG_STATE_HOME", ".local/state", "state");
+}
+
+Result<fs::path> runtime_dir() {
+    // Without a runtime folder (a login without systemd) the state folder serves as well.
+    if (std::getenv("LINKCPP_HOME") == nullptr && std::getenv("XDG_RUNTIME_DIR") == nullptr) {
+        LINKCPP_TRY(const fs::path state, state_dir());
+        return made(state / "run");
+    }
+    return user_dir("XDG_RUNTIME_DIR", ".local/state", "run");
+}
+
+std::optional<std::uint32_t> peer_uid(int socket_fd) {
+    ucred credentials{};
+    socklen_t size = sizeof credentials;
+    if (::getsockopt(socket_fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) { return std::nullopt; }
+    return credentials.uid;
+}
+
+Status copy_range(int from, std::uint64_t from_offset, int to, std::uint64_t to_offset, std::uint64_t length,
+                  std::string_view name) {
+    auto in = static_cast<off_t>(from_offset);
+    auto out = static_cast<off_t>(to_offset);
+    std::vector<std::byte> buffer;
+    while (length > 0) {
+        if (buffer.empty()) {
+            const ssize_t n = ::copy_file_range(from, &in, to, &out, length, 0);
+            if (n > 0) {
+                length -= static_cast<std::uint64_t>(n);
+                continue;
+            }
+            if (n < 0 && errno == EINTR) { continue; }
+            if (n < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EIO)) { return fail_errno(errno, name); }
+            if (n == 0) { return fail(ErrorKind::corrupt, "{}: the source ends {} bytes too early", name, length); }
+            buffer.resize(1u << 20);  // the two file systems cannot do it among themselves
+        }
+        const std::size_t n = std::min<std::uint64_t>(buffer.size(), length);
+        const std::span<std::byte> part(buffer.data(), n);
+        LINKCPP_CHECK(read_at(from, part, static_cast<std::uint64_t>(in), name));
+        LINKCPP_CHECK(write_at(to, part, static_cast<std::uint64_t>(out), name));
+        in += static_cast<off_t>(n);
+        out += static_cast<off_t>(n);
+        length -= n;
+    }
+    return {};
+}
+
+void die_with_parent() {
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+}
+
+fs::path executable_dir() {
+    std::error_code error;
+    const fs::path self = fs::read_symlink("/proc/self/exe", error);
+    return error ? fs::path(".") : self.parent_path();
+}
+
+std::string random_hex(std::size_t n_bytes) {
+    Bytes bytes(n_bytes);
+    std::size_t done = 0;
+    while (done < n_bytes) {
+        const ssize_t n = ::getrandom(bytes.data() + done, n_bytes - done, 0);
+        if (n > 0) { done += static_cast<std::size_t>(n); }
+    }
+    return to_hex(bytes);
+}
+
+}  // namespace linkcpp

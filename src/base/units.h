@@ -1,0 +1,22 @@
+// Sizes as people write them. `64G` and `64GiB` are 2^30 bytes each, `64GB` is 10^9.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+
+namespace linkcpp {
+
+// "4G", "512MiB", "1.5GB", "4096"; a number alone is bytes. Errors: invalid.
+Result<std::uint64_t> parse_bytes(std::string_view text);
+
+// "1.57 GiB": three significant digits, binary units.
+std::string format_bytes(std::uint64_t bytes);
+
+// "0-63", "3", "0-3,8,10-11" as a sorted list without duplicates. Errors: invalid (also a range of over 65,536).
+Result<std::vector<std::uint32_t>> parse_ranges(std::string_view text);
+
+}  // namespace linkcpp

@@ -1,0 +1,45 @@
+// A model's manifest: what its routed experts are, and the SHA-256 of every slice. The hash of the manifest's own bytes
+// is the model's id: two files with the same id have the same experts, byte for byte.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "base/sha256.h"
+#include "model/gguf_file.h"
+#include "model/moe.h"
+
+namespace linkcpp::model {
+
+struct Manifest {
+    MoeModel model;
+    // slices[i][e]: hash of expert e of model.layers[i]: SHA-256 over its slabs in the order of MoeLayer::tensors.
+    std::vector<std::vector<Digest>> slices;
+
+    // Null when that layer or expert does not exist.
+    const Digest* slice(std::uint32_t layer, std::uint32_t expert) const;
+
+    // JSON, one canonical text for one manifest (keys sorted, no white space).
+    std::string to_json() const;
+    // Everything in it is checked (shapes, limits, lengths). Errors: corrupt.
+    static Result<Manifest> from_json(std::string_view json);
+    // SHA-256 of to_json().
+    Digest id() const;
+};
+
+// Reads and hashes every slice, on `n_threads` threads (0: all processors), with a progress line.
+// Errors: those of read_moe(), failed (disk).
+Result<Manifest> make_manifest(const GgufFile& file, unsigned n_threads = 0);
+
+// The same, kept in the user's cache folder under a name made of the files' paths, sizes and modification times,
+// so that the second call is quick. A cache that cannot be written is a warning only.
+Result<Manifest> load_or_make_manifest(const GgufFile& file);
+
+// Reads one slice: its slabs concatenated, MoeLayer::slice_bytes() long. Errors: not_found, failed, corrupt.
+Result<Bytes> read_slice(const GgufFile& file, const MoeLayer& layer, std::uint32_t expert);
+
+}  // namespace linkcpp::model

@@ -1,0 +1,128 @@
+// The wire format, part 2: the two hot frames. Fixed little-endian headers, raw tensor bytes behind them.
+//
+// Compute request ("these rows through these experts of this layer of this model"), after the frame header:
+//
+//   byte 0  u64  request id, chosen by the coordinator, echoed
+//        8  u64  model: the first 8 bytes of the model's id (the link's hello carried all 32)
+//       16  u32  epoch of the worker's slice set that the coordinator has in mind
+//       20  u32  layer
+//       24  u32  n_rows: rows of hidden state below
+//       28  u32  n_pairs
+//       32  u32  n_embd
+//       36  u8   mode (Mode)
+//       37  u8   type of rows both ways (RowType)
+//       38  u16  0
+//       40  n_pairs × { u16 row, u16 expert, f32 weight }, rows in ascending order
+//        .  n_rows × n_embd numbers: {n_embd, n_rows} in ggml order
+//
+// Compute answer:
+//
+//   byte 0  u64  request id
+//        8  u16  outcome (Outcome)
+//       10  u8   type of rows (RowType)
+//       11  u8   0
+//       12  u32  n_rows: n_pairs in exact mode (the pairs' order), the request's n_rows in partial mode; 0 unless done
+//       16  u32  n_embd
+//       20  u32  time spent computing, µs
+//       24  n_rows × n_embd numbers
+//
+// With 8 pairs a request takes 112 bytes besides its rows, frame header included.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace linkcpp::wire {
+
+enum class Mode : std::uint8_t {
+    exact = 1,    // one row a pair comes back, not weighted
+    partial = 2,  // one row a token comes back: the weighted sum over the token's pairs in this request
+};
+
+enum class RowType : std::uint8_t { f32 = 1, f16 = 2 };
+constexpr std::size_t bytes_per_value(RowType type) {
+    return type == RowType::f16 ? 2 : 4;
+}
+
+enum class Outcome : std::uint16_t {
+    done = 0,
+    malformed = 1,      // the frame contradicts itself or the model
+    unknown_model = 2,  // the worker serves another model
+    stale_epoch = 3,    // the worker's slice set has changed
+    not_held = 4,       // a layer or expert that this worker does not hold
+    overloaded = 5,
+    failed = 6,  // the device refused
+};
+std::string_view to_string(Outcome outcome);
+
+struct Pair {
+    std::uint16_t row = 0;     // index of the row in this request
+    std::uint16_t expert = 0;  // the model's own expert id
+    float weight = 0;          // the router's weight; used in partial mode only
+
+    bool operator==(const Pair&) const = default;
+};
+static_assert(sizeof(Pair) == 8);
+
+inline constexpr std::uint32_t kMaxRows = 65'535;
+inline constexpr std::uint32_t kMaxPairs = 1u << 20;
+
+struct ComputeRequest {
+    static constexpr std::size_t kHeaderBytes = 40;
+    std::uint64_t id = 0;
+    std::uint64_t model = 0;
+    std::uint32_t epoch = 0;
+    std::uint32_t layer = 0;
+    std::uint32_t n_rows = 0;
+    std::uint32_t n_pairs = 0;
+    std::uint32_t n_embd = 0;
+    Mode mode = Mode::exact;
+    RowType row_type = RowType::f32;
+
+    std::size_t row_bytes() const { return n_embd * bytes_per_value(row_type); }
+    std::size_t payload_bytes() const { return kHeaderBytes + n_pairs * sizeof(Pair) + n_rows * row_bytes(); }
+};
+
+// Writes header and pairs (pairs.size() == request.n_pairs) to the front of `payload`, whose size is
+// request.payload_bytes(); returns the place for the rows. The caller has checked the limits.
+std::span<std::byte> encode(const ComputeRequest& request, std::span<const Pair> pairs, std::span<std::byte> payload);
+
+struct DecodedRequest {
+    ComputeRequest header;
+    ByteView pairs;  // n_pairs × 8 bytes, not aligned; every row index is below n_rows, in ascending order
+    ByteView rows;   // n_rows × row_bytes(), not aligned
+
+    Pair pair(std::size_t i) const {
+        Pair p;
+        std::memcpy(&p, pairs.data() + i * sizeof(Pair), sizeof(Pair));
+        return p;
+    }
+};
+// The views point into `payload`. Errors: corrupt.
+Result<DecodedRequest> decode_compute_request(ByteView payload);
+
+struct ComputeAnswer {
+    static constexpr std::size_t kHeaderBytes = 24;
+    std::uint64_t id = 0;
+    Outcome outcome = Outcome::done;
+    RowType row_type = RowType::f32;
+    std::uint32_t n_rows = 0;
+    std::uint32_t n_embd = 0;
+    std::uint32_t compute_us = 0;
+
+    std::size_t payload_bytes() const { return kHeaderBytes + n_rows * std::size_t{n_embd} * bytes_per_value(row_type); }
+};
+
+// Writes the header to the front of `payload` (answer.payload_bytes() long); returns the place for the rows.
+std::span<std::byte> encode(const ComputeAnswer& answer, std::span<std::byte> payload);
+
+struct DecodedAnswer {
+    ComputeAnswer header;
+    ByteView rows;  // not aligned
+};
+// The view points into `payload`. Errors: corrupt.
+Result<DecodedAnswer> decode_compute_answer(ByteView payload);
+
+}  // namespace linkcpp::wire
