@@ -1,0 +1,30 @@
+// The join line: all that a machine needs to join a hub. One line to paste:
+//
+//   linkcpp://HOST:PORT/FINGERPRINT/TOKEN
+//
+// FINGERPRINT is that of the hub's key (64 hexadecimal digits): who joins knows whom it talks to. TOKEN is a secret.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+#include "base/sha256.h"
+#include "net/socket.h"
+
+namespace linkcpp::net {
+
+struct JoinLine {
+    Address hub;
+    Digest fingerprint;
+    std::string token;
+
+    std::string text() const;
+    // The line with the token left out, for logs.
+    std::string redacted() const;
+};
+
+// Errors: invalid, without repeating the secret.
+Result<JoinLine> parse_join_line(std::string_view text);
+
+}  // namespace linkcpp::net
