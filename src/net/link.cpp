@@ -33,6 +33,47 @@ int verify_by_fingerprint(X509_STORE_CTX* store, void* /*unused*/) {
     return 0;
 }
 
+// OpenSSL's own socket BIO writes with write(2), which raises SIGPIPE when the peer is gone. The process may not be
+// ours, so its signals are left alone and this BIO asks for none.
+int bio_fd(BIO* bio) {
+    return static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio)));
+}
+
+int bio_result(BIO* bio, ssize_t n, int retry_flag) {
+    BIO_clear_retry_flags(bio);
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ENOTCONN)) {
+        BIO_set_flags(bio, retry_flag | BIO_FLAGS_SHOULD_RETRY);
+    }
+    return static_cast<int>(n);
+}
+
+int bio_write(BIO* bio, const char* data, int length) {
+    return bio_result(bio, ::send(bio_fd(bio), data, static_cast<std::size_t>(length), MSG_NOSIGNAL | MSG_DONTWAIT),
+                      BIO_FLAGS_WRITE);
+}
+
+int bio_read(BIO* bio, char* data, int length) {
+    return bio_result(bio, ::recv(bio_fd(bio), data, static_cast<std::size_t>(length), MSG_DONTWAIT), BIO_FLAGS_READ);
+}
+
+long bio_control(BIO* /*bio*/, int command, long /*number*/, void* /*data*/) {
+    return command == BIO_CTRL_FLUSH ? 1 : 0;
+}
+
+BIO* make_bio(int fd) {
+    static BIO_METHOD* const method = [] {
+        BIO_METHOD* m = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "quiet socket");
+        BIO_meth_set_write(m, bio_write);
+        BIO_meth_set_read(m, bio_read);
+        BIO_meth_set_ctrl(m, bio_control);
+        return m;
+    }();
+    BIO* bio = BIO_new(method);
+    BIO_set_data(bio, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)));
+    BIO_set_init(bio, 1);
+    return bio;
+}
+
 }  // namespace
 
 void TlsContext::Free::operator()(ssl_ctx_st* context) const {
@@ -72,9 +113,9 @@ std::unique_ptr<Link> Link::plain(UniqueFd fd, std::string name) {
 Result<std::unique_ptr<Link>> Link::tls(UniqueFd fd, std::string name, const TlsContext& context) {
     auto link = plain(std::move(fd), std::move(name));
     link->ssl_.reset(SSL_new(context.get()));
-    if (!link->ssl_ || SSL_set_fd(link->ssl_.get(), link->fd()) != 1) {
-        return fail(ErrorKind::failed, "TLS: {}", openssl_error());
-    }
+    if (!link->ssl_) { return fail(ErrorKind::failed, "TLS: {}", openssl_error()); }
+    BIO* bio = make_bio(link->fd());
+    SSL_set_bio(link->ssl_.get(), bio, bio);
     link->established_ = false;
     return link;
 }

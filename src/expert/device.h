@@ -1,0 +1,41 @@
+// The devices that ggml has backends for on this machine, and which one a worker takes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ggml-backend.h>
+
+#include "base/error.h"
+
+namespace linkcpp::expert {
+
+// The name under which our own plugin's device appears: never chosen to compute on.
+inline constexpr std::string_view kSwarmDevice = "Swarm";
+
+struct Device {
+    ggml_backend_dev_t handle = nullptr;  // owned by ggml's registry
+    std::string name;                     // "CPU", "CUDA0"
+    std::string description;              // "AMD EPYC …"
+    std::string backend;                  // "CPU", "CUDA": the registry entry's name
+    enum ggml_backend_dev_type type = GGML_BACKEND_DEVICE_TYPE_CPU;
+    std::uint64_t free_bytes = 0;
+    std::uint64_t total_bytes = 0;
+
+    bool is_cpu() const { return type == GGML_BACKEND_DEVICE_TYPE_CPU; }
+};
+
+// Loads the backend modules of `dir` (the build's own llama.cpp folder if empty) into ggml's registry, once a process.
+void load_backends(const std::filesystem::path& dir = {});
+
+// In the registry's order, our own device left out. CPU memory is what could be used without swapping.
+std::vector<Device> devices();
+
+// By name, case ignored; without a name the first device that is not a CPU (an integrated GPU may call itself an
+// accelerator, so the type is not asked further), else the CPU. Errors: not_found, listing the names.
+Result<Device> choose_device(const std::vector<Device>& devices, std::string_view name = {});
+
+}  // namespace linkcpp::expert

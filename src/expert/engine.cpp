@@ -1,0 +1,357 @@
+#include "expert/engine.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include <ggml-alloc.h>
+#include <ggml-backend.h>
+#include <ggml-cpp.h>
+#include <ggml-cpu.h>
+#include <ggml.h>
+
+#include "base/platform.h"
+
+namespace linkcpp::expert {
+namespace {
+
+using model::MoeLayer;
+using model::Role;
+
+// Up to this many pairs a request's graph is kept, one for each layer and shape: building it anew would cost as much as
+// a small expert.
+constexpr std::uint32_t kCachedPairs = 32;
+constexpr std::size_t kMaxNodes = 16;
+constexpr std::size_t kMaxTensors = 32;
+
+template <class Function>
+Function cpu_function(const Device& device, const char* name) {
+    return reinterpret_cast<Function>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device.handle), name));
+}
+
+ggml_context_ptr make_context(std::size_t n_tensors, bool graph) {
+    const std::size_t bytes =
+        n_tensors * ggml_tensor_overhead() + (graph ? ggml_graph_overhead_custom(kMaxNodes, false) : 0);
+    return ggml_context_ptr(ggml_init({.mem_size = bytes, .mem_buffer = nullptr, .no_alloc = true}));
+}
+
+// All rows have the same number of pairs: then the request is {n_used, n_rows} as llama.cpp's own.
+bool is_rectangular(std::span<const Pair> pairs, std::size_t n_rows) {
+    if (pairs.size() % n_rows != 0) { return false; }
+    const std::size_t n_used = pairs.size() / n_rows;
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+        if (pairs[i].row != i / n_used) { return false; }
+    }
+    return true;
+}
+
+}  // namespace
+
+struct Engine::Arena {
+    ggml_backend_buffer_ptr buffer;
+    std::size_t bytes = 0;
+};
+
+struct Engine::Graph {
+    ggml_context_ptr context;
+    ggml_cgraph* graph = nullptr;
+    ggml_tensor* h = nullptr;    // {n_embd, 1, n_rows}
+    ggml_tensor* ids = nullptr;  // {n_used, n_rows}, local ids
+    ggml_tensor* out = nullptr;  // {n_embd, n_used, n_rows}
+};
+
+struct Engine::Layer {
+    MoeLayer layer;
+    std::vector<std::int32_t> local;  // the model's expert id → position in the tensors, -1: not held
+    ggml_context_ptr context;
+    ggml_backend_buffer_ptr buffer;              // of a copied shard
+    std::vector<ggml_backend_buffer_ptr> mapped;  // of a mapped one
+    std::map<Role, ggml_tensor*> tensors;
+    std::map<std::pair<std::uint32_t, std::uint32_t>, std::unique_ptr<Graph>> graphs;  // by {n_used, n_rows}
+    std::uint64_t bytes = 0;
+};
+
+Engine::Engine(Device device, unsigned n_threads)
+    : device_(std::move(device)),
+      n_threads_(n_threads == 0 ? n_processors() : n_threads),
+      small_(std::make_unique<Arena>()),
+      large_(std::make_unique<Arena>()),
+      large_graph_(std::make_unique<Graph>()) {}
+
+Engine::~Engine() {
+    layers_.clear();
+    large_graph_.reset();
+    small_.reset();
+    large_.reset();
+    if (backend_ != nullptr) { ggml_backend_free(backend_); }
+    if (threadpool_ != nullptr) {
+        const auto free_pool = cpu_function<void (*)(ggml_threadpool*)>(device_, "ggml_threadpool_free");
+        free_pool(static_cast<ggml_threadpool*>(threadpool_));
+    }
+}
+
+Result<std::unique_ptr<Engine>> Engine::open(const Device& device, unsigned n_threads) {
+    std::unique_ptr<Engine> engine(new Engine(device, n_threads));
+    LINKCPP_CHECK(engine->start());
+    return engine;
+}
+
+Status Engine::start() {
+    backend_ = ggml_backend_dev_init(device_.handle, nullptr);
+    if (backend_ == nullptr) { return fail(ErrorKind::failed, "device {}: its backend does not start", device_.name); }
+    host_memory_ = ggml_backend_buft_is_host(ggml_backend_get_default_buffer_type(backend_));
+    if (!device_.is_cpu()) { return {}; }
+    if (const auto set = cpu_function<ggml_backend_set_n_threads_t>(device_, "ggml_backend_set_n_threads")) {
+        set(backend_, static_cast<int>(n_threads_));
+    }
+    // A pool of its own: without one ggml makes a new one for every graph.
+    const auto new_pool = cpu_function<ggml_threadpool* (*)(ggml_threadpool_params*)>(device_, "ggml_threadpool_new");
+    const auto set_pool =
+        cpu_function<void (*)(ggml_backend_t, ggml_threadpool*)>(device_, "ggml_backend_cpu_set_threadpool");
+    if (new_pool != nullptr && set_pool != nullptr) {
+        ggml_threadpool_params params = ggml_threadpool_params_default(static_cast<int>(n_threads_));
+        params.poll = 0;
+        threadpool_ = new_pool(&params);
+        if (threadpool_ != nullptr) { set_pool(backend_, static_cast<ggml_threadpool*>(threadpool_)); }
+    }
+    return {};
+}
+
+Status Engine::make_tensors(Layer& held, std::uint32_t n_local, std::span<const ByteView> mapped) {
+    held.context = make_context(kMaxTensors, false);
+    for (const model::ExpertTensor& tensor : held.layer.tensors) {
+        held.tensors[tensor.role] = ggml_new_tensor_3d(held.context.get(), tensor.type, tensor.ne[0], tensor.ne[1], n_local);
+        held.bytes += tensor.slab_bytes * n_local;
+    }
+    if (mapped.empty()) {
+        held.buffer.reset(
+            ggml_backend_alloc_ctx_tensors_from_buft(held.context.get(), ggml_backend_get_default_buffer_type(backend_)));
+        if (!held.buffer) {
+            return fail(ErrorKind::overloaded, "device {}: no room for {} bytes of layer {}", device_.name, held.bytes,
+                        held.layer.layer);
+        }
+        ggml_backend_buffer_set_usage(held.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    }
+    for (std::size_t i = 0; i < mapped.size(); ++i) {
+        auto* data = const_cast<std::byte*>(mapped[i].data());  // weights: ggml only reads them
+        held.mapped.emplace_back(ggml_backend_dev_buffer_from_host_ptr(device_.handle, data, mapped[i].size(), mapped[i].size()));
+        ggml_tensor* tensor = held.tensors[held.layer.tensors[i].role];
+        if (!held.mapped.back() || ggml_backend_tensor_alloc(held.mapped.back().get(), tensor, data) != GGML_STATUS_SUCCESS) {
+            return fail(ErrorKind::unsupported, "device {}: cannot compute from mapped memory", device_.name);
+        }
+    }
+    // Ask the device before the first request does.
+    const ggml_context_ptr context = make_context(4, false);
+    for (const auto& [role, tensor] : held.tensors) {
+        ggml_tensor* rows = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, tensor->ne[0], 1, 1);
+        ggml_tensor* ids = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, 1, 1);
+        const ggml_tensor* product = ggml_mul_mat_id(context.get(), tensor, rows, ids);
+        if (!ggml_backend_dev_supports_op(device_.handle, product)) {
+            return fail(ErrorKind::unsupported, "device {}: cannot multiply by {} experts", device_.name,
+                        ggml_type_name(tensor->type));
+        }
+        ggml_reset(context.get());
+    }
+    return {};
+}
+
+Status Engine::hold(const MoeLayer& layer, std::span<const std::uint16_t> experts, const SliceSource& source) {
+    layers_.erase(layer.layer);
+    if (experts.empty()) { return {}; }
+    auto held = std::make_unique<Layer>();
+    held->layer = layer;
+    held->local.assign(layer.n_expert, -1);
+    for (std::size_t i = 0; i < experts.size(); ++i) {
+        if (experts[i] >= layer.n_expert) {
+            return fail(ErrorKind::not_found, "layer {}: expert {} of {}", layer.layer, experts[i], layer.n_expert);
+        }
+        held->local[experts[i]] = static_cast<std::int32_t>(i);
+    }
+    LINKCPP_CHECK(make_tensors(*held, static_cast<std::uint32_t>(experts.size()), {}));
+    for (std::size_t i = 0; i < experts.size(); ++i) {
+        LINKCPP_TRY(const ByteView slice, source(layer.layer, experts[i]));
+        if (slice.size() != layer.slice_bytes()) {
+            return fail(ErrorKind::corrupt, "slice {}/{}: expected {} bytes, got {}", layer.layer, experts[i],
+                        layer.slice_bytes(), slice.size());
+        }
+        std::size_t offset = 0;
+        for (const model::ExpertTensor& tensor : layer.tensors) {
+            ggml_backend_tensor_set(held->tensors[tensor.role], slice.data() + offset, i * tensor.slab_bytes,
+                                    tensor.slab_bytes);
+            offset += tensor.slab_bytes;
+        }
+    }
+    layers_[layer.layer] = std::move(held);
+    return {};
+}
+
+Status Engine::hold_mapped(const MoeLayer& layer, std::span<const ByteView> data) {
+    layers_.erase(layer.layer);
+    if (!host_memory_ || data.size() != layer.tensors.size()) {
+        return fail(ErrorKind::unsupported, "device {}: cannot compute from mapped memory", device_.name);
+    }
+    auto held = std::make_unique<Layer>();
+    held->layer = layer;
+    held->local.resize(layer.n_expert);
+    for (std::size_t e = 0; e < held->local.size(); ++e) { held->local[e] = static_cast<std::int32_t>(e); }
+    for (std::size_t i = 0; i < data.size(); ++i) {
+        if (data[i].size() != layer.tensors[i].slab_bytes * layer.n_expert) {
+            return fail(ErrorKind::corrupt, "{}: expected {} bytes, got {}", layer.tensors[i].name,
+                        layer.tensors[i].slab_bytes * layer.n_expert, data[i].size());
+        }
+    }
+    LINKCPP_CHECK(make_tensors(*held, layer.n_expert, data));
+    layers_[layer.layer] = std::move(held);
+    return {};
+}
+
+bool Engine::holds(std::uint32_t layer, std::uint32_t expert) const {
+    const auto found = layers_.find(layer);
+    return found != layers_.end() && expert < found->second->local.size() && found->second->local[expert] >= 0;
+}
+
+std::uint64_t Engine::shard_bytes() const {
+    std::uint64_t bytes = 0;
+    for (const auto& [number, held] : layers_) { bytes += held->bytes; }
+    return bytes;
+}
+
+Status Engine::build(Graph& graph, Layer& held, std::uint32_t n_used, std::uint32_t n_rows, Arena& arena) {
+    graph.context = make_context(kMaxTensors, true);
+    ggml_context* context = graph.context.get();
+    graph.h = ggml_new_tensor_3d(context, GGML_TYPE_F32, held.layer.n_embd, 1, n_rows);
+    graph.ids = ggml_new_tensor_2d(context, GGML_TYPE_I32, n_used, n_rows);
+    ggml_tensor* gate = nullptr;
+    ggml_tensor* up = nullptr;
+    if (held.tensors.contains(Role::gate_up)) {
+        ggml_tensor* both = ggml_mul_mat_id(context, held.tensors[Role::gate_up], graph.h, graph.ids);
+        const std::int64_t n_ff = both->ne[0] / 2;
+        gate = ggml_view_3d(context, both, n_ff, both->ne[1], both->ne[2], both->nb[1], both->nb[2], 0);
+        up = ggml_view_3d(context, both, n_ff, both->ne[1], both->ne[2], both->nb[1], both->nb[2], n_ff * both->nb[0]);
+    } else {
+        up = ggml_mul_mat_id(context, held.tensors[Role::up], graph.h, graph.ids);
+        gate = ggml_mul_mat_id(context, held.tensors[Role::gate], graph.h, graph.ids);
+    }
+    ggml_tensor* activated = ggml_swiglu_split(context, gate, up);
+    graph.out = ggml_mul_mat_id(context, held.tensors[Role::down], activated, graph.ids);
+    graph.graph = ggml_new_graph_custom(context, kMaxNodes, false);
+    ggml_build_forward_expand(graph.graph, graph.out);
+
+    ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(backend_);
+    std::size_t bytes = 0;
+    const auto for_each_tensor = [&](const auto& visit) {
+        for (ggml_tensor* t = ggml_get_first_tensor(context); t != nullptr; t = ggml_get_next_tensor(context, t)) {
+            if (t->view_src == nullptr) { visit(t); }
+        }
+    };
+    for_each_tensor([&](const ggml_tensor* t) {
+        bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(type, t), ggml_backend_buft_get_alignment(type));
+    });
+    if (bytes > arena.bytes) {
+        arena.buffer.reset(ggml_backend_buft_alloc_buffer(type, bytes));
+        arena.bytes = arena.buffer ? bytes : 0;
+        if (!arena.buffer) {
+            return fail(ErrorKind::overloaded, "device {}: no room for {} bytes of activations", device_.name, bytes);
+        }
+    }
+    ggml_tallocr allocator = ggml_tallocr_new(arena.buffer.get());
+    ggml_status status = GGML_STATUS_SUCCESS;
+    for_each_tensor([&](ggml_tensor* t) {
+        if (status == GGML_STATUS_SUCCESS) { status = ggml_tallocr_alloc(&allocator, t); }
+    });
+    for (ggml_tensor* t = ggml_get_first_tensor(context); t != nullptr; t = ggml_get_next_tensor(context, t)) {
+        if (t->view_src != nullptr && status == GGML_STATUS_SUCCESS) { status = ggml_backend_view_init(t); }
+    }
+    if (status != GGML_STATUS_SUCCESS) {
+        return fail(ErrorKind::failed, "device {}: {}", device_.name, ggml_status_to_string(status));
+    }
+    return {};
+}
+
+Result<Engine::Graph*> Engine::graph_for(Layer& held, std::uint32_t n_used, std::uint32_t n_rows) {
+    if (n_used * n_rows > kCachedPairs) {
+        LINKCPP_CHECK(build(*large_graph_, held, n_used, n_rows, *large_));
+        return large_graph_.get();
+    }
+    auto& cached = held.graphs[{n_used, n_rows}];
+    if (!cached) {
+        auto graph = std::make_unique<Graph>();
+        const std::size_t before = small_->bytes;
+        LINKCPP_CHECK(build(*graph, held, n_used, n_rows, *small_));
+        if (small_->bytes != before) {
+            // The arena has moved: all other graphs that point into it are void.
+            for (const auto& [number, layer] : layers_) { layer->graphs.clear(); }
+        }
+        auto& place = held.graphs[{n_used, n_rows}];
+        place = std::move(graph);
+        return place.get();
+    }
+    return cached.get();
+}
+
+Result<std::span<const float>> Engine::run(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
+                                           std::span<float> staging) {
+    const auto found = layers_.find(layer);
+    if (found == layers_.end()) { return fail(ErrorKind::not_found, "layer {} is not held", layer); }
+    Layer& held = *found->second;
+    const std::size_t n_embd = held.layer.n_embd;
+    const std::size_t n_rows = rows.size() / n_embd;
+    if (n_rows == 0 || rows.size() % n_embd != 0 || pairs.empty()) {
+        return fail(ErrorKind::invalid, "layer {}: {} numbers do not make rows of {}", layer, rows.size(), n_embd);
+    }
+    std::vector<std::int32_t> ids(pairs.size());
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+        const Pair& pair = pairs[i];
+        if (pair.row >= n_rows) { return fail(ErrorKind::invalid, "pair {}: row {} of {}", i, pair.row, n_rows); }
+        if (!holds(layer, pair.expert)) {
+            return fail(ErrorKind::not_found, "expert {} of layer {} is not held", pair.expert, layer);
+        }
+        ids[i] = held.local[pair.expert];
+    }
+
+    const bool rectangular = is_rectangular(pairs, n_rows);
+    const auto n_graph_rows = static_cast<std::uint32_t>(rectangular ? n_rows : pairs.size());
+    const auto n_used = static_cast<std::uint32_t>(pairs.size() / n_graph_rows);
+    if (!rectangular) {
+        expanded_.resize(pairs.size() * n_embd);
+        for (std::size_t i = 0; i < pairs.size(); ++i) {
+            std::ranges::copy(rows.subspan(pairs[i].row * n_embd, n_embd), expanded_.begin() + static_cast<std::ptrdiff_t>(i * n_embd));
+        }
+        rows = expanded_;
+    }
+    LINKCPP_TRY(Graph* graph, graph_for(held, n_used, n_graph_rows));
+    ggml_backend_tensor_set(graph->h, rows.data(), 0, rows.size_bytes());
+    ggml_backend_tensor_set(graph->ids, ids.data(), 0, ids.size() * sizeof(std::int32_t));
+    const ggml_status status = ggml_backend_graph_compute(backend_, graph->graph);
+    if (status != GGML_STATUS_SUCCESS) {
+        return fail(ErrorKind::failed, "device {}: {}", device_.name, ggml_status_to_string(status));
+    }
+    if (host_memory_) { return std::span(static_cast<const float*>(graph->out->data), pairs.size() * n_embd); }
+    ggml_backend_tensor_get(graph->out, staging.data(), 0, pairs.size() * n_embd * sizeof(float));
+    return staging.first(pairs.size() * n_embd);
+}
+
+Status Engine::compute_rows(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
+                            std::span<float> out) {
+    LINKCPP_TRY(const std::span<const float> result, run(layer, rows, pairs, out));
+    if (result.data() != out.data()) { std::ranges::copy(result, out.begin()); }
+    return {};
+}
+
+Status Engine::compute_sums(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
+                            std::span<float> out) {
+    const auto found = layers_.find(layer);
+    const std::size_t n_embd = found == layers_.end() ? 0 : found->second->layer.n_embd;
+    if (!host_memory_) { staging_.resize(pairs.size() * n_embd); }
+    LINKCPP_TRY(const std::span<const float> result, run(layer, rows, pairs, staging_));
+    std::ranges::fill(out, 0.0f);
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+        const std::span<const float> row = result.subspan(i * n_embd, n_embd);
+        const std::span<float> sum = out.subspan(pairs[i].row * n_embd, n_embd);
+        for (std::size_t j = 0; j < n_embd; ++j) { sum[j] += row[j] * pairs[i].weight; }
+    }
+    return {};
+}
+
+}  // namespace linkcpp::expert

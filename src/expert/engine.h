@@ -1,0 +1,89 @@
+// The expert engine: holds a shard on one ggml device and computes (row, expert, weight) pairs.
+//
+// One pair's row: y = down · (silu(gate · h) * (up · h)), the same nodes in the same order as llama.cpp's own graph has
+// them, so that the same kernels give the same bits.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/error.h"
+#include "expert/device.h"
+#include "model/moe.h"
+
+namespace linkcpp::expert {
+
+struct Pair {
+    std::uint16_t row = 0;     // index into the rows given
+    std::uint16_t expert = 0;  // the model's own id
+    float weight = 0;          // used by weighted sums only
+};
+
+// Gives the slice (layer, expert): MoeLayer::slice_bytes() bytes, valid until the next call.
+using SliceSource = std::function<Result<ByteView>(std::uint32_t layer, std::uint32_t expert)>;
+
+class Engine {
+  public:
+    // `n_threads`: of a CPU device, 0 for all processors. Errors: failed (the device does not start).
+    static Result<std::unique_ptr<Engine>> open(const Device& device, unsigned n_threads);
+    ~Engine();
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+
+    // Makes `experts` (ascending) what is held of that layer, in the place of what was; an empty list drops the layer.
+    // On an error the layer is not held at all. Errors: those of `source`, unsupported (the device cannot compute this
+    // type), overloaded (not enough memory on the device), not_found (no such expert).
+    Status hold(const model::MoeLayer& layer, std::span<const std::uint16_t> experts, const SliceSource& source);
+
+    // The same for a layer whose tensors lie in this process's memory already, whole and in ggml's layout: nothing is
+    // copied. `data[i]`: the bytes of layer.tensors[i], which outlive the engine or the next hold() of that layer.
+    // CPU devices only. Errors: unsupported.
+    Status hold_mapped(const model::MoeLayer& layer, std::span<const ByteView> data);
+
+    bool holds(std::uint32_t layer, std::uint32_t expert) const;
+    std::uint64_t shard_bytes() const;
+
+    // rows: {n_embd, n_rows}. pairs: sorted by row, each row at least once.
+    // out: {n_embd, pairs.size()}, one unweighted row a pair.
+    // Errors: not_found (layer or expert not held), failed (device).
+    Status compute_rows(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
+                        std::span<float> out);
+    // out: {n_embd, n_rows}: for each row the sum of its pairs' rows times their weights, added in the pairs' order.
+    Status compute_sums(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
+                        std::span<float> out);
+
+    const Device& device() const { return device_; }
+    unsigned n_threads() const { return n_threads_; }
+
+  private:
+    struct Layer;
+    struct Graph;
+    struct Arena;
+
+    Engine(Device device, unsigned n_threads);
+    Status start();
+    Status make_tensors(Layer& held, std::uint32_t n_local, std::span<const ByteView> mapped);
+    Result<Graph*> graph_for(Layer& held, std::uint32_t n_used, std::uint32_t n_rows);
+    Status build(Graph& graph, Layer& held, std::uint32_t n_used, std::uint32_t n_rows, Arena& arena);
+    // Runs the pairs and returns the rows where the graph left them: in host memory, or copied to `staging`.
+    Result<std::span<const float>> run(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
+                                       std::span<float> staging);
+
+    Device device_;
+    unsigned n_threads_;
+    ggml_backend_t backend_ = nullptr;
+    void* threadpool_ = nullptr;
+    bool host_memory_ = false;  // tensors lie in memory that this process can read and write directly
+    std::map<std::uint32_t, std::unique_ptr<Layer>> layers_;
+    std::unique_ptr<Arena> small_;  // shared by all cached graphs: one runs at a time
+    std::unique_ptr<Arena> large_;
+    std::unique_ptr<Graph> large_graph_;
+    std::vector<float> expanded_;
+    std::vector<float> staging_;
+};
+
+}  // namespace linkcpp::expert

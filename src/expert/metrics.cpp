@@ -1,0 +1,59 @@
+#include "expert/metrics.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace linkcpp::expert {
+namespace {
+
+template <class T>
+Result<Difference> compare_any(std::span<const T> a, std::span<const T> b) {
+    if (a.size() != b.size() || a.empty()) {
+        return fail(ErrorKind::invalid, "compare: expected two vectors of one length, got {} and {}", a.size(), b.size());
+    }
+    using Word = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+    Difference difference{.identical = true};
+    double aa = 0;
+    double bb = 0;
+    double ab = 0;
+    double dd = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        const auto x = static_cast<double>(a[i]);
+        const auto y = static_cast<double>(b[i]);
+        difference.identical = difference.identical && std::bit_cast<Word>(a[i]) == std::bit_cast<Word>(b[i]);
+        difference.finite = difference.finite && std::isfinite(x) && std::isfinite(y);
+        aa += x * x;
+        bb += y * y;
+        ab += x * y;
+        dd += (x - y) * (x - y);
+        difference.max_abs = std::max(difference.max_abs, std::abs(x - y));
+    }
+    if (!difference.finite) {
+        difference.cosine = difference.relative_l2 = difference.max_abs = difference.nmse =
+            std::numeric_limits<double>::quiet_NaN();
+        return difference;
+    }
+    if (aa == 0 && bb == 0) {
+        difference.cosine = 1;
+        return difference;
+    }
+    difference.cosine = aa == 0 || bb == 0 ? 0 : std::clamp(ab / (std::sqrt(aa) * std::sqrt(bb)), -1.0, 1.0);
+    difference.nmse = bb == 0 ? std::numeric_limits<double>::infinity() : dd / bb;
+    difference.relative_l2 = std::sqrt(difference.nmse);
+    return difference;
+}
+
+}  // namespace
+
+Result<Difference> compare(std::span<const float> a, std::span<const float> b) {
+    return compare_any(a, b);
+}
+
+Result<Difference> compare(std::span<const double> a, std::span<const double> b) {
+    return compare_any(a, b);
+}
+
+}  // namespace linkcpp::expert
