@@ -1,8 +1,8 @@
 // A GGUF model on disk, split files included: its tensor table and metadata, and where each tensor's bytes lie.
 //
-// Values are read by ggml's own gguf reader, once gguf_header.h's checks have passed. Every tensor lies inside its file and
-// splits are complete and in order, so that no later read can go wrong but for the disk itself.
-// Const functions may be called from several threads at once.
+// Values are read by ggml's own gguf reader, once gguf_header.h's checks have passed. Every tensor lies inside its file
+// and splits are complete and in order, so that no later read can go wrong but for the disk itself. Const functions may
+// be called from several threads at once.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // The header of a GGUF file, checked before anything else looks at it.
 //
-// ggml's own reader trusts a file in places: sizes that overflow, names with a zero byte inside, and arrays as long as the
-// file lead to aborts or to gigabytes of memory. So the header is walked here first, against limits and against the real
-// size of the file; what passes gives ggml no reason to complain. The layout is described on top of ggml's gguf.h.
+// ggml's own reader trusts a file in places: sizes that overflow, names with a zero byte inside, and arrays as long as
+// the file lead to aborts or to gigabytes of memory. So the header is walked here first, against limits and against the
+// real size of the file; what passes gives ggml no reason to complain. The layout is described on top of ggml's gguf.h.
 #pragma once
 
 #include <array>
@@ -24,8 +24,8 @@ namespace linkcpp::model {
 inline constexpr std::uint64_t kMaxGgufHeaderBytes = 64u << 20;
 inline constexpr std::uint64_t kMaxGgufTensors = 1u << 15;
 inline constexpr std::uint64_t kMaxGgufKeys = 1u << 12;
-inline constexpr std::uint64_t kMaxGgufStrings = 1u << 21;   // in one array; ggml takes 32 bytes for each
-inline constexpr std::uint64_t kMaxGgufKeyBytes = 65535;  // the format's own limit
+inline constexpr std::uint64_t kMaxGgufStrings = 1u << 21;  // in one array; ggml takes 32 bytes for each
+inline constexpr std::uint64_t kMaxGgufKeyBytes = 65535;    // the format's own limit
 inline constexpr std::uint64_t kMaxGgufAlignment = 1u << 20;
 
 struct TensorInfo {
