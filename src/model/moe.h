@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -58,12 +59,13 @@ struct MoeLayer {
 
 struct MoeModel {
     std::string architecture;
-    std::string name;            // general.name, may be empty
-    std::uint32_t n_layer = 0;   // all layers
+    std::string name;           // general.name, may be empty
+    std::uint32_t n_layer = 0;  // all layers
     std::uint32_t n_embd = 0;
     std::vector<MoeLayer> layers;  // those with routed experts, ascending
 
     std::uint64_t expert_bytes() const;
+    std::uint64_t n_slices() const;
     // Null when that layer has no routed experts.
     const MoeLayer* find(std::uint32_t layer) const;
     bool operator==(const MoeModel&) const = default;
@@ -74,10 +76,16 @@ inline constexpr std::uint32_t kMaxLayers = 1024;
 inline constexpr std::uint32_t kMaxExperts = 4096;
 inline constexpr std::uint32_t kMaxEmbd = 1u << 17;
 inline constexpr std::uint32_t kMaxFf = 1u << 17;
+inline constexpr std::uint64_t kMaxSlices = 1u << 18;
+inline constexpr std::size_t kMaxNameBytes = 1024;  // read_moe() cuts a longer name
 
-// Errors: invalid (no routed experts), unsupported (an expert block of another kind; says which), corrupt (shapes that
-// do not fit each other).
+// Errors: invalid (no routed experts, a part of a model), unsupported (an expert block of another kind; says which),
+// corrupt (shapes that do not fit each other).
 Result<MoeModel> read_moe(const GgufFile& file);
+
+// The one layer of a file written by write_slices(), described as in the whole model: `n_expert` and ne[2] are the
+// whole layer's. The file's tensors hold `n_in_file` experts. Errors: those of read_moe().
+Result<MoeModel> read_moe_part(const GgufFile& file, std::uint32_t n_in_file);
 
 // Checks shapes, types and limits of a description that came from elsewhere. Errors: corrupt.
 Status check(const MoeModel& model);
@@ -88,5 +96,10 @@ struct ExpertTensorName {
     Role role;
 };
 std::optional<ExpertTensorName> parse_expert_tensor_name(std::string_view name);
+std::string expert_tensor_name(std::uint32_t layer, Role role);
+
+// Whether the expert block of that architecture is one that can be computed here: SwiGLU, the weights applied after
+// down.
+bool is_supported_architecture(std::string_view architecture);
 
 }  // namespace linkcpp::model
