@@ -1,0 +1,332 @@
+#include "model/manifest.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <optional>
+#include <system_error>
+#include <thread>
+
+#include <sys/stat.h>
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "base/platform.h"
+#include "base/progress.h"
+#include "model/slicer.h"
+
+namespace linkcpp::model {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr std::string_view kFormat = "linkcpp.manifest.1";
+constexpr int kMaxDepth = 6;  // object, "layers", layer, "tensors", tensor, value
+constexpr std::uint64_t kReadBytes = 1u << 20;
+
+Json layer_to_json(const MoeLayer& layer, const std::vector<Digest>& slices) {
+    Json tensors = Json::array();
+    for (const ExpertTensor& tensor : layer.tensors) {
+        tensors.push_back({{"role", static_cast<int>(tensor.role)}, {"type", static_cast<int>(tensor.type)}});
+    }
+    Json hashes = Json::array();
+    for (const Digest& digest : slices) { hashes.push_back(digest.hex()); }
+    return {{"layer", layer.layer},
+            {"n_expert", layer.n_expert},
+            {"n_expert_used", layer.n_expert_used},
+            {"n_embd", layer.n_embd},
+            {"n_ff", layer.n_ff},
+            {"activation", static_cast<int>(layer.activation)},
+            {"tensors", std::move(tensors)},
+            {"slices", std::move(hashes)}};
+}
+
+std::unexpected<Error> wrong(std::string_view key, std::string_view expected) {
+    return fail(ErrorKind::corrupt, "manifest: '{}': expected {}, got something else", key, expected);
+}
+
+Result<std::uint32_t> number(const Json& object, const char* key) {
+    const auto found = object.find(key);
+    if (found == object.end() || !found->is_number_unsigned() || found->get<std::uint64_t>() > UINT32_MAX) {
+        return wrong(key, "a number below 2^32");
+    }
+    return found->get<std::uint32_t>();
+}
+
+Result<std::string> text(const Json& object, const char* key) {
+    const auto found = object.find(key);
+    if (found == object.end() || !found->is_string()) { return wrong(key, "text"); }
+    return found->get<std::string>();
+}
+
+Result<const Json*> array(const Json& object, const char* key, std::size_t limit) {
+    const auto found = object.find(key);
+    if (found == object.end() || !found->is_array() || found->size() > limit) {
+        return wrong(key, fmt::format("an array of at most {}", limit));
+    }
+    return &*found;
+}
+
+// Fills in what follows from the layer's numbers and the tensor's role and type.
+Result<ExpertTensor> tensor_from_json(const Json& json, const MoeLayer& layer) {
+    if (!json.is_object()) { return wrong("tensors", "an object for each"); }
+    LINKCPP_TRY(const std::uint32_t role, number(json, "role"));
+    LINKCPP_TRY(const std::uint32_t type, number(json, "type"));
+    if (role < 1 || role > 4) { return wrong("role", "1 to 4"); }
+    if (type >= GGML_TYPE_COUNT) { return wrong("type", "a type of GGUF"); }
+    ExpertTensor tensor;
+    tensor.role = static_cast<Role>(role);
+    tensor.type = static_cast<ggml_type>(type);
+    tensor.name = expert_tensor_name(layer.layer, tensor.role);
+    tensor.ne = {layer.n_embd, layer.n_ff, layer.n_expert};
+    if (tensor.role == Role::down) { tensor.ne = {layer.n_ff, layer.n_embd, layer.n_expert}; }
+    if (tensor.role == Role::gate_up) { tensor.ne[1] *= 2; }
+    tensor.slab_bytes = tensor_bytes(static_cast<std::int32_t>(type), {tensor.ne[0], tensor.ne[1], 1, 1}).value_or(0);
+    return tensor;
+}
+
+Result<MoeLayer> layer_from_json(const Json& json) {
+    if (!json.is_object()) { return wrong("layers", "an object for each"); }
+    MoeLayer layer;
+    LINKCPP_TRY(layer.layer, number(json, "layer"));
+    LINKCPP_TRY(layer.n_expert, number(json, "n_expert"));
+    LINKCPP_TRY(layer.n_expert_used, number(json, "n_expert_used"));
+    LINKCPP_TRY(layer.n_embd, number(json, "n_embd"));
+    LINKCPP_TRY(layer.n_ff, number(json, "n_ff"));
+    LINKCPP_TRY(const std::uint32_t activation, number(json, "activation"));
+    if (activation != static_cast<std::uint32_t>(Activation::swiglu)) { return wrong("activation", "1 (swiglu)"); }
+    LINKCPP_TRY(const Json* tensors, array(json, "tensors", 4));
+    for (const Json& tensor : *tensors) {
+        LINKCPP_TRY(ExpertTensor read, tensor_from_json(tensor, layer));
+        layer.tensors.push_back(std::move(read));
+    }
+    return layer;
+}
+
+Result<std::vector<Digest>> slices_from_json(const Json& json, std::uint32_t n_expert) {
+    LINKCPP_TRY(const Json* hashes, array(json, "slices", kMaxExperts));
+    std::vector<Digest> slices;
+    for (const Json& hash : *hashes) {
+        const auto digest = hash.is_string() ? Digest::from_hex(hash.get_ref<const std::string&>()) : std::nullopt;
+        if (!digest) { return wrong("slices", "64 hexadecimal digits for each"); }
+        slices.push_back(*digest);
+    }
+    if (slices.size() != n_expert) { return wrong("slices", fmt::format("{} of them", n_expert)); }
+    return slices;
+}
+
+// Hashes slices on several threads; each takes the next that nobody has taken.
+class Hasher {
+  public:
+    Hasher(const GgufFile& file, Manifest& manifest) : file_(file), manifest_(manifest) {
+        for (std::size_t i = 0; i < manifest.model.layers.size(); ++i) {
+            const MoeLayer& layer = manifest.model.layers[i];
+            manifest.slices.emplace_back(layer.n_expert);
+            for (std::uint32_t expert = 0; expert < layer.n_expert; ++expert) { work_.push_back({i, expert}); }
+        }
+    }
+
+    Status run(unsigned n_threads) {
+        Progress progress("hashing experts", manifest_.model.expert_bytes());
+        {
+            std::vector<std::jthread> others;
+            try {
+                for (unsigned i = 1; i < n_threads; ++i) {
+                    others.emplace_back([this] { take_work(nullptr); });
+                }
+            } catch (const std::system_error&) {
+                // Fewer threads do the same work.
+            }
+            take_work(&progress);
+        }
+        progress.set(done_bytes_);
+        const std::scoped_lock lock(mutex_);
+        if (error_) { return std::unexpected(*error_); }
+        return {};
+    }
+
+  private:
+    struct Item {
+        std::size_t layer_index;
+        std::uint32_t expert;
+    };
+
+    void take_work(Progress* progress) {
+        Sha256 hash;
+        Bytes buffer(kReadBytes);
+        while (!stop_) {
+            const std::size_t index = next_++;
+            if (index >= work_.size()) { return; }
+            if (Status status = hash_slice(work_[index], hash, buffer, progress); !status) {
+                const std::scoped_lock lock(mutex_);
+                if (!error_) { error_ = std::move(status).error(); }
+                stop_ = true;
+            }
+        }
+    }
+
+    Status hash_slice(const Item& item, Sha256& hash, Bytes& buffer, Progress* progress) {
+        const MoeLayer& layer = manifest_.model.layers[item.layer_index];
+        for (const ExpertTensor& tensor : layer.tensors) {
+            const TensorInfo& info = *file_.find(tensor.name);
+            const std::uint64_t start = item.expert * tensor.slab_bytes;
+            for (std::uint64_t at = 0; at < tensor.slab_bytes; at += buffer.size()) {
+                const std::span part =
+                    std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), tensor.slab_bytes - at));
+                LINKCPP_CHECK(file_.read(info, start + at, part));
+                hash.add(part);
+                done_bytes_ += part.size();
+                if (progress != nullptr) { progress->set(done_bytes_); }
+            }
+        }
+        manifest_.slices[item.layer_index][item.expert] = hash.finish();
+        return {};
+    }
+
+    const GgufFile& file_;
+    Manifest& manifest_;
+    std::vector<Item> work_;
+    std::atomic<std::size_t> next_ = 0;
+    std::atomic<std::uint64_t> done_bytes_ = 0;
+    std::atomic<bool> stop_ = false;
+    std::mutex mutex_;  // guards error_
+    std::optional<Error> error_;
+};
+
+// Changes when any of the files does, as far as the file system can tell.
+Result<std::string> cache_name(const GgufFile& file) {
+    std::string identity(kFormat);
+    for (std::size_t i = 0; i < file.n_splits(); ++i) {
+        std::error_code error;
+        const fs::path path = fs::canonical(file.path(i), error);
+        struct stat info{};
+        if (error || ::fstat(file.fd(i), &info) != 0) {
+            return fail(ErrorKind::failed, "{}: cannot tell its full path or its age", file.path(i).string());
+        }
+        identity +=
+            fmt::format("\n{}\n{} {}.{}", path.string(), info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+    }
+    return sha256(as_bytes(identity)).hex() + ".json";
+}
+
+Result<fs::path> cache_path(const GgufFile& file) {
+    LINKCPP_TRY(const std::string name, cache_name(file));
+    LINKCPP_TRY(const fs::path folder, cache_dir());
+    std::error_code error;
+    fs::create_directories(folder / "manifests", error);
+    if (error) { return fail_errno(error.value(), (folder / "manifests").string()); }
+    return folder / "manifests" / name;
+}
+
+// Nothing when there is none, or it is not this file's.
+std::optional<Manifest> load_cached(const fs::path& path, const MoeModel& model) {
+    const auto json = read_file(path, kMaxManifestBytes);
+    if (!json) { return std::nullopt; }
+    auto manifest = Manifest::from_json(*json);
+    if (!manifest || manifest->model.architecture != model.architecture || manifest->model.layers != model.layers) {
+        log_warn("{}: not a manifest of this model; making it anew", path.string());
+        return std::nullopt;
+    }
+    return *std::move(manifest);
+}
+
+}  // namespace
+
+const Digest* Manifest::slice(std::uint32_t layer, std::uint32_t expert) const {
+    const auto found = std::ranges::find(model.layers, layer, &MoeLayer::layer);
+    if (found == model.layers.end()) { return nullptr; }
+    const auto index = static_cast<std::size_t>(found - model.layers.begin());
+    if (index >= slices.size() || expert >= slices[index].size()) { return nullptr; }
+    return &slices[index][expert];
+}
+
+std::string Manifest::to_json() const {
+    Json layers = Json::array();
+    for (std::size_t i = 0; i < model.layers.size(); ++i) {
+        layers.push_back(layer_to_json(model.layers[i], slices[i]));
+    }
+    const Json json = {{"format", kFormat},      {"architecture", model.architecture},
+                       {"name", model.name},     {"n_layer", model.n_layer},
+                       {"n_embd", model.n_embd}, {"layers", std::move(layers)}};
+    return json.dump(-1, ' ', true, Json::error_handler_t::replace);
+}
+
+Result<Manifest> Manifest::from_json(std::string_view json) {
+    if (json.size() > kMaxManifestBytes) {
+        return fail(ErrorKind::corrupt, "manifest: expected at most {} bytes, got {}", kMaxManifestBytes, json.size());
+    }
+    bool too_deep = false;
+    const auto watch_depth = [&](int depth, Json::parse_event_t, Json&) {
+        too_deep |= depth > kMaxDepth;
+        return !too_deep;
+    };
+    const Json parsed = Json::parse(json, watch_depth, false);
+    if (parsed.is_discarded() || too_deep || !parsed.is_object()) { return wrong("manifest", "a JSON object"); }
+
+    LINKCPP_TRY(const std::string format, text(parsed, "format"));
+    if (format != kFormat) { return wrong("format", kFormat); }
+    Manifest manifest;
+    LINKCPP_TRY(manifest.model.architecture, text(parsed, "architecture"));
+    LINKCPP_TRY(manifest.model.name, text(parsed, "name"));
+    LINKCPP_TRY(manifest.model.n_layer, number(parsed, "n_layer"));
+    LINKCPP_TRY(manifest.model.n_embd, number(parsed, "n_embd"));
+    LINKCPP_TRY(const Json* layers, array(parsed, "layers", kMaxLayers));
+    for (const Json& json_layer : *layers) {
+        LINKCPP_TRY(MoeLayer layer, layer_from_json(json_layer));
+        LINKCPP_TRY(std::vector<Digest> slices, slices_from_json(json_layer, layer.n_expert));
+        manifest.model.layers.push_back(std::move(layer));
+        manifest.slices.push_back(std::move(slices));
+    }
+    if (Status status = check(manifest.model); !status) { return fail_with("manifest", std::move(status).error()); }
+    // The id is a hash of the text, so there must be no second text for the same manifest.
+    if (manifest.to_json() != json) { return wrong("manifest", "the canonical text"); }
+    return manifest;
+}
+
+Digest Manifest::id() const {
+    return sha256(as_bytes(to_json()));
+}
+
+Result<Manifest> make_manifest(const GgufFile& file, unsigned n_threads) {
+    Manifest manifest;
+    LINKCPP_TRY(manifest.model, read_moe(file));
+    LINKCPP_CHECK(check_has_experts(file));
+    LINKCPP_CHECK(Hasher(file, manifest).run(n_threads == 0 ? n_processors() : n_threads));
+    return manifest;
+}
+
+Result<Manifest> load_or_make_manifest(const GgufFile& file) {
+    LINKCPP_TRY(const MoeModel model, read_moe(file));
+    LINKCPP_CHECK(check_has_experts(file));
+    const auto path = cache_path(file);
+    if (path) {
+        if (auto cached = load_cached(*path, model)) { return *std::move(cached); }
+    }
+    LINKCPP_TRY(Manifest manifest, make_manifest(file));
+    const Status written =
+        path ? write_file_atomically(*path, manifest.to_json()) : Status(std::unexpected(path.error()));
+    if (!written) { log_warn("manifest not cached: {}", written.error().message); }
+    return manifest;
+}
+
+Result<Bytes> read_slice(const GgufFile& file, const MoeLayer& layer, std::uint32_t expert) {
+    if (expert >= layer.n_expert) {
+        return fail(ErrorKind::not_found, "layer {}: expected an expert below {}, got {}", layer.layer, layer.n_expert,
+                    expert);
+    }
+    Bytes slice(layer.slice_bytes());
+    std::size_t at = 0;
+    for (const ExpertTensor& tensor : layer.tensors) {
+        const TensorInfo* info = file.find(tensor.name);
+        if (info == nullptr) {
+            return fail(ErrorKind::not_found, "{}: no tensor '{}'", file.path().string(), tensor.name);
+        }
+        const std::uint64_t start = expert * tensor.slab_bytes;
+        LINKCPP_CHECK(file.read(*info, start, std::span(slice).subspan(at, tensor.slab_bytes)));
+        at += tensor.slab_bytes;
+    }
+    return slice;
+}
+
+}  // namespace linkcpp::model
