@@ -13,24 +13,52 @@
 
 namespace linkcpp::model {
 
-// Metadata keys of a mini-GGUF: which layer, and the original ids of its experts in the order of ne[2].
+// Metadata keys of a mini-GGUF: which layer, and the original ids of its experts in the order of ne[2]. The model's own
+// keys (general.architecture, general.name, "<architecture>.…") stand beside them with the whole model's values.
 inline constexpr const char* kSliceLayerKey = "linkcpp.slice.layer";       // uint32
 inline constexpr const char* kSliceExpertsKey = "linkcpp.slice.experts";   // array of uint32
 inline constexpr const char* kSliceNExpertKey = "linkcpp.slice.n_expert";  // uint32: experts the whole layer has
 
-// Writes the slabs of `experts` of one layer as a GGUF with the layer's tensor names and types, ne[2] = experts.size().
-// Errors: not_found (no such layer or expert), failed (disk).
+// Metadata keys of files whose experts are holes.
+inline constexpr const char* kBackboneKey = "linkcpp.backbone";                     // bool, true
+inline constexpr const char* kBackboneSourceKey = "linkcpp.backbone.source_bytes";  // uint64: the whole model's files
+inline constexpr const char* kHeaderOnlyKey = "linkcpp.header_only";  // bool, true: every tensor is a hole
+
+// Errors: invalid when the experts' tensors are there but their bytes are not (a backbone, a header-only file).
+Status check_has_experts(const GgufFile& file);
+
+// Writes the slabs of `experts` of one layer, in that order, as a GGUF with the layer's tensor names and types and
+// ne[2] = experts.size(). Replaces `out`.
+// Errors: those of read_moe() and check_has_experts(), invalid (no expert, or one twice), not_found (no such layer or
+// expert), corrupt (`file` got shorter), failed (disk).
 Status write_slices(const GgufFile& file, std::uint32_t layer, std::span<const std::uint32_t> experts,
                     const std::filesystem::path& out);
+
+// A file written by write_slices(), checked in every respect but the bytes of its slabs: those have their hash in the
+// model's manifest.
+struct SliceFile {
+    GgufFile file;
+    MoeLayer layer;                      // as in the whole model: `n_expert` and ne[2] count all of the layer's experts
+    std::vector<std::uint32_t> experts;  // original ids; position i is step i along ne[2]
+
+    // Reads the slice at a position: layer.slice_bytes() bytes. Errors: not_found, corrupt, failed.
+    Result<Bytes> read(std::size_t position) const;
+};
+// Errors: those of GgufFile::open() and read_moe(), invalid (another kind of file), corrupt (it contradicts itself).
+Result<SliceFile> open_slices(const std::filesystem::path& path);
 
 struct BackboneSize {
     std::uint64_t apparent_bytes = 0;
     std::uint64_t bytes = 0;  // without the holes
 };
 
-// Writes the model as one file (or as many splits as it has, if `out` names a file: splits stand beside it under the
-// same naming scheme) with the same metadata and tensor table and every routed expert tensor a hole (zeros that take no
-// disk space). Errors: those of read_moe(), failed (disk).
+// Writes the model as one file, also where it has splits, with the same metadata (but for the split's own keys) and the
+// same tensors, every routed expert tensor a hole: zeros that take no disk space. Replaces `out`.
+//
+// The expert tensors stand last, all others before them in their old order: llama.cpp's loader maps and populates the
+// whole file and then unmaps what lies behind the last tensor that it uses (src/llama-mmap.cpp,
+// src/llama-model-loader.cpp of v0.4.0), so the holes must be one tail. Errors: those of read_moe(), invalid (a
+// header-only file), corrupt (`file` got shorter), failed (disk).
 Result<BackboneSize> write_backbone(const GgufFile& file, const std::filesystem::path& out);
 
 }  // namespace linkcpp::model

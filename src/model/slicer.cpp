@@ -1,0 +1,232 @@
+#include "model/slicer.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <unordered_set>
+
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/platform.h"
+#include "base/progress.h"
+#include "model/gguf_writer.h"
+#include "model/manifest.h"
+
+namespace linkcpp::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Longer values of the architecture's keys are tables that no worker needs.
+constexpr std::uint64_t kMaxSliceValueBytes = 16u << 10;
+// Copied at once: enough for full speed, little enough to draw progress.
+constexpr std::uint64_t kCopyBytes = 64u << 20;
+
+// Copies a range of one file to another, with progress.
+Status copy(const GgufFile& from, std::uint32_t split, std::uint64_t from_offset, const AtomicFile& to,
+            std::uint64_t to_offset, std::uint64_t n_bytes, Progress& progress) {
+    for (std::uint64_t at = 0; at < n_bytes; at += kCopyBytes) {
+        const std::uint64_t n = std::min(kCopyBytes, n_bytes - at);
+        LINKCPP_CHECK(
+            copy_range(from.fd(split), from_offset + at, to.fd(), to_offset + at, n, from.path(split).string()));
+        progress.add(n);
+    }
+    return {};
+}
+
+// Writes the header and gives the file its size; what is not written afterwards stays a hole.
+Status write_header(const GgufWriter& writer, const AtomicFile& out) {
+    LINKCPP_CHECK(write_at(out.fd(), writer.header(), 0, out.temporary_name()));
+    if (::ftruncate(out.fd(), static_cast<off_t>(writer.file_bytes())) != 0) {
+        return fail_errno(errno, out.temporary_name());
+    }
+    return {};
+}
+
+Status check_experts(const MoeLayer& layer, std::span<const std::uint32_t> experts) {
+    if (experts.empty()) {
+        return fail(ErrorKind::invalid, "layer {}: expected at least one expert, got none", layer.layer);
+    }
+    std::unordered_set<std::uint32_t> seen;
+    for (const std::uint32_t expert : experts) {
+        if (expert >= layer.n_expert) {
+            return fail(ErrorKind::not_found, "layer {}: expected experts from 0 to {}, got {}", layer.layer,
+                        layer.n_expert - 1, expert);
+        }
+        if (!seen.insert(expert).second) {
+            return fail(ErrorKind::invalid, "layer {}: expected every expert once, got {} twice", layer.layer, expert);
+        }
+    }
+    return {};
+}
+
+GgufWriter begin_slices(const GgufFile& file, const MoeModel& model, const MoeLayer& layer,
+                        std::span<const std::uint32_t> experts) {
+    GgufWriter writer;
+    for (const RawKey& raw : file.keys()) {
+        const bool of_model = raw.key.starts_with(model.architecture + ".") && raw.n_bytes <= kMaxSliceValueBytes;
+        if (of_model || raw.key == "general.architecture" || raw.key == "general.name") {
+            writer.add_raw(raw.key, file.raw_value(raw));
+        }
+    }
+    writer.add(kSliceLayerKey, layer.layer);
+    writer.add(kSliceExpertsKey, experts);
+    writer.add(kSliceNExpertKey, layer.n_expert);
+    return writer;
+}
+
+// Copies the slabs of one tensor; neighbours in one piece.
+Status copy_slabs(const GgufFile& file, const ExpertTensor& tensor, std::span<const std::uint32_t> experts,
+                  const AtomicFile& out, std::uint64_t to_offset, Progress& progress) {
+    const TensorInfo& info = *file.find(tensor.name);
+    for (std::size_t i = 0; i < experts.size();) {
+        std::size_t n = 1;
+        while (i + n < experts.size() && experts[i + n] == experts[i] + n) { ++n; }
+        LINKCPP_CHECK(copy(file, info.split, info.offset + experts[i] * tensor.slab_bytes, out,
+                           to_offset + i * tensor.slab_bytes, n * tensor.slab_bytes, progress));
+        i += n;
+    }
+    return {};
+}
+
+std::array<std::int64_t, 4> shape_of(const ExpertTensor& tensor, std::size_t n_expert) {
+    return {tensor.ne[0], tensor.ne[1], static_cast<std::int64_t>(n_expert), 1};
+}
+
+bool is_expert_tensor(const TensorInfo& tensor) {
+    return parse_expert_tensor_name(tensor.name).has_value();
+}
+
+// The tensors of a backbone in its order, as indices into file.tensors(): experts last.
+struct BackboneOrder {
+    std::vector<const TensorInfo*> tensors;
+    std::size_t n_dense = 0;
+};
+BackboneOrder order_for_backbone(const GgufFile& file) {
+    BackboneOrder order;
+    for (const TensorInfo& tensor : file.tensors()) { order.tensors.push_back(&tensor); }
+    const auto experts = std::stable_partition(order.tensors.begin(), order.tensors.end(),
+                                               [](const TensorInfo* tensor) { return !is_expert_tensor(*tensor); });
+    order.n_dense = static_cast<std::size_t>(experts - order.tensors.begin());
+    return order;
+}
+
+Result<GgufWriter> begin_backbone(const GgufFile& file, const BackboneOrder& order) {
+    GgufWriter writer(file.alignment());
+    for (const RawKey& raw : file.keys()) {
+        const bool of_file = raw.key.starts_with("split.") || raw.key.starts_with(kBackboneKey);
+        if (!of_file && raw.key != GGUF_KEY_GENERAL_ALIGNMENT) { writer.add_raw(raw.key, file.raw_value(raw)); }
+    }
+    writer.add(kBackboneKey, true);
+    writer.add(kBackboneSourceKey, file.number(kBackboneSourceKey).value_or(file.file_bytes()));
+    for (const TensorInfo* tensor : order.tensors) {
+        LINKCPP_CHECK(writer.add_tensor(tensor->name, tensor->type, tensor->ne));
+    }
+    return writer;
+}
+
+std::unexpected<Error> contradiction(const fs::path& path, std::string_view key) {
+    return fail(ErrorKind::corrupt,
+                "{}: {}: expected what fits the file's own tensors and keys, got something else; cut it again",
+                path.string(), key);
+}
+
+Result<std::vector<std::uint32_t>> read_experts(const GgufFile& file, std::uint64_t n_expert) {
+    const auto ids = file.numbers(kSliceExpertsKey);
+    if (!ids || ids->empty() || ids->size() > n_expert) { return contradiction(file.path(), kSliceExpertsKey); }
+    std::vector<std::uint32_t> experts;
+    std::unordered_set<std::uint64_t> seen;
+    for (const std::uint64_t id : *ids) {
+        if (id >= n_expert || !seen.insert(id).second) { return contradiction(file.path(), kSliceExpertsKey); }
+        experts.push_back(static_cast<std::uint32_t>(id));
+    }
+    return experts;
+}
+
+std::unexpected<Error> without_bytes(const GgufFile& file, std::string_view what) {
+    return fail(ErrorKind::invalid, "{}: expected the whole model, got {}; give the file that it was made from",
+                file.path().string(), what);
+}
+
+Status check_has_bytes(const GgufFile& file) {
+    if (file.flag(kHeaderOnlyKey).value_or(false)) { return without_bytes(file, "a header-only file"); }
+    return {};
+}
+
+}  // namespace
+
+Status check_has_experts(const GgufFile& file) {
+    if (file.flag(kBackboneKey).value_or(false)) { return without_bytes(file, "a backbone: its experts are holes"); }
+    return check_has_bytes(file);
+}
+
+Status write_slices(const GgufFile& file, std::uint32_t layer_number, std::span<const std::uint32_t> experts,
+                    const fs::path& out) {
+    LINKCPP_TRY(const MoeModel model, read_moe(file));
+    LINKCPP_CHECK(check_has_experts(file));
+    const MoeLayer* layer = model.find(layer_number);
+    if (layer == nullptr) {
+        return fail(ErrorKind::not_found, "{}: expected a layer with routed experts (the model's: {} to {}), got {}",
+                    file.path().string(), model.layers.front().layer, model.layers.back().layer, layer_number);
+    }
+    LINKCPP_CHECK(check_experts(*layer, experts));
+
+    GgufWriter writer = begin_slices(file, model, *layer, experts);
+    for (const ExpertTensor& tensor : layer->tensors) {
+        LINKCPP_CHECK(writer.add_tensor(tensor.name, tensor.type, shape_of(tensor, experts.size())));
+    }
+    LINKCPP_TRY(AtomicFile to, AtomicFile::create(out));
+    LINKCPP_CHECK(write_header(writer, to));
+    Progress progress("slicing", layer->slice_bytes() * experts.size());
+    for (std::size_t i = 0; i < layer->tensors.size(); ++i) {
+        LINKCPP_CHECK(copy_slabs(file, layer->tensors[i], experts, to, writer.offset(i), progress));
+    }
+    return to.commit();
+}
+
+Result<Bytes> SliceFile::read(std::size_t position) const {
+    if (position >= experts.size()) {
+        return fail(ErrorKind::not_found, "{}: expected a position below {}, got {}", file.path().string(),
+                    experts.size(), position);
+    }
+    return read_slice(file, layer, static_cast<std::uint32_t>(position));
+}
+
+Result<SliceFile> open_slices(const fs::path& path) {
+    LINKCPP_TRY(GgufFile file, GgufFile::open(path));
+    const auto layer = file.number(kSliceLayerKey);
+    const auto n_expert = file.number(kSliceNExpertKey);
+    if (!layer || !n_expert || *n_expert > kMaxExperts) {
+        return fail(ErrorKind::invalid,
+                    "{}: expected a file of some experts of one layer, got another GGUF; cut one with linkcpp slice",
+                    path.string());
+    }
+    LINKCPP_TRY(std::vector<std::uint32_t> experts, read_experts(file, *n_expert));
+    LINKCPP_TRY(const MoeModel part, read_moe_part(file, static_cast<std::uint32_t>(experts.size())));
+    if (part.layers.size() != 1 || part.layers[0].layer != *layer) { return contradiction(path, kSliceLayerKey); }
+    if (part.layers[0].n_expert != *n_expert) { return contradiction(path, kSliceNExpertKey); }
+    return SliceFile{.file = std::move(file), .layer = part.layers[0], .experts = std::move(experts)};
+}
+
+Result<BackboneSize> write_backbone(const GgufFile& file, const fs::path& out) {
+    LINKCPP_CHECK(read_moe(file));
+    LINKCPP_CHECK(check_has_bytes(file));
+    const BackboneOrder order = order_for_backbone(file);
+    LINKCPP_TRY(const GgufWriter writer, begin_backbone(file, order));
+    LINKCPP_TRY(AtomicFile to, AtomicFile::create(out));
+    LINKCPP_CHECK(write_header(writer, to));
+
+    BackboneSize size{.apparent_bytes = writer.file_bytes(), .bytes = writer.data_offset()};
+    std::uint64_t dense_bytes = 0;
+    for (std::size_t i = 0; i < order.n_dense; ++i) { dense_bytes += order.tensors[i]->n_bytes; }
+    Progress progress("copying", dense_bytes);
+    for (std::size_t i = 0; i < order.n_dense; ++i) {
+        const TensorInfo& tensor = *order.tensors[i];
+        LINKCPP_CHECK(copy(file, tensor.split, tensor.offset, to, writer.offset(i), tensor.n_bytes, progress));
+    }
+    size.bytes += dense_bytes;
+    LINKCPP_CHECK(to.commit());
+    return size;
+}
+
+}  // namespace linkcpp::model
