@@ -56,5 +56,7 @@ function(linkcpp_test name)
   target_link_libraries(${name} PRIVATE GTest::gtest_main GTest::gmock)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 TEST_PREFIX "${label}."
                        PROPERTIES TIMEOUT ${test_TIMEOUT} LABELS ${label} ${test_PROPERTIES}
-                       ENVIRONMENT "LINKCPP_LLAMA_BIN=${LINKCPP_LLAMA_BIN};LINKCPP_BIN=${CMAKE_BINARY_DIR}/bin")
+                       # two properties for two variables: a list of them does not survive the way to ctest
+                       ENVIRONMENT "LINKCPP_BIN=${CMAKE_BINARY_DIR}/bin"
+                       ENVIRONMENT_MODIFICATION "LINKCPP_LLAMA_BIN=set:${LINKCPP_LLAMA_BIN}")
 endfunction()
