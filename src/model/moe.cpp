@@ -20,8 +20,8 @@ constexpr std::string_view kSwigluArchitectures[] = {
     "exaone-moe",  "glm-dsa",   "glm4moe",       "granite",     "granite_swa", "granitehybrid", "granitemoe",
     "hunyuan-moe", "hy_v3",     "jamba",         "kimi-linear", "laguna",      "lfm2moe",       "llada-moe",
     "llama",       "mellum",    "mimo2",         "minimax-01",  "minimax-m2",  "mistral3",      "mistral4",
-    "phimoe",      "qwen2moe",  "qwen35moe",     "qwen3moe",    "qwen3next",   "qwen3vlmoe",    "qwen4exp",
-    "rnd1",        "step35",
+    "olmoe",       "phimoe",    "qwen2moe",      "qwen35moe",   "qwen3moe",    "qwen3next",     "qwen3vlmoe",
+    "qwen4exp",    "rnd1",      "step35",
 };
 
 constexpr std::string_view kRoleNames[] = {"gate", "up", "down", "gate_up"};
