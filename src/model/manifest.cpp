@@ -1,11 +1,7 @@
 #include "model/manifest.h"
 
 #include <algorithm>
-#include <atomic>
-#include <mutex>
 #include <optional>
-#include <system_error>
-#include <thread>
 
 #include <sys/stat.h>
 #include <nlohmann/json.hpp>
@@ -13,6 +9,7 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "base/progress.h"
+#include "model/parallel.h"
 #include "model/slicer.h"
 
 namespace linkcpp::model {
@@ -116,83 +113,20 @@ Result<std::vector<Digest>> slices_from_json(const Json& json, std::uint32_t n_e
     return slices;
 }
 
-// Hashes slices on several threads; each takes the next that nobody has taken.
-class Hasher {
-  public:
-    Hasher(const GgufFile& file, Manifest& manifest) : file_(file), manifest_(manifest) {
-        for (std::size_t i = 0; i < manifest.model.layers.size(); ++i) {
-            const MoeLayer& layer = manifest.model.layers[i];
-            manifest.slices.emplace_back(layer.n_expert);
-            for (std::uint32_t expert = 0; expert < layer.n_expert; ++expert) { work_.push_back({i, expert}); }
+Result<Digest> hash_slice(const GgufFile& file, const MoeLayer& layer, std::uint32_t expert) {
+    Sha256 hash;
+    Bytes buffer(std::min(kReadBytes, layer.slice_bytes()));
+    for (const ExpertTensor& tensor : layer.tensors) {
+        const TensorInfo& info = *file.find(tensor.name);
+        const std::uint64_t start = expert * tensor.slab_bytes;
+        for (std::uint64_t at = 0; at < tensor.slab_bytes; at += buffer.size()) {
+            const std::uint64_t n = std::min<std::uint64_t>(buffer.size(), tensor.slab_bytes - at);
+            LINKCPP_CHECK(file.read(info, start + at, std::span(buffer).first(n)));
+            hash.add(std::span(buffer).first(n));
         }
     }
-
-    Status run(unsigned n_threads) {
-        Progress progress("hashing experts", manifest_.model.expert_bytes());
-        {
-            std::vector<std::jthread> others;
-            try {
-                for (unsigned i = 1; i < n_threads; ++i) {
-                    others.emplace_back([this] { take_work(nullptr); });
-                }
-            } catch (const std::system_error&) {
-                // Fewer threads do the same work.
-            }
-            take_work(&progress);
-        }
-        progress.set(done_bytes_);
-        const std::scoped_lock lock(mutex_);
-        if (error_) { return std::unexpected(*error_); }
-        return {};
-    }
-
-  private:
-    struct Item {
-        std::size_t layer_index;
-        std::uint32_t expert;
-    };
-
-    void take_work(Progress* progress) {
-        Sha256 hash;
-        Bytes buffer(kReadBytes);
-        while (!stop_) {
-            const std::size_t index = next_++;
-            if (index >= work_.size()) { return; }
-            if (Status status = hash_slice(work_[index], hash, buffer, progress); !status) {
-                const std::scoped_lock lock(mutex_);
-                if (!error_) { error_ = std::move(status).error(); }
-                stop_ = true;
-            }
-        }
-    }
-
-    Status hash_slice(const Item& item, Sha256& hash, Bytes& buffer, Progress* progress) {
-        const MoeLayer& layer = manifest_.model.layers[item.layer_index];
-        for (const ExpertTensor& tensor : layer.tensors) {
-            const TensorInfo& info = *file_.find(tensor.name);
-            const std::uint64_t start = item.expert * tensor.slab_bytes;
-            for (std::uint64_t at = 0; at < tensor.slab_bytes; at += buffer.size()) {
-                const std::span part =
-                    std::span(buffer).first(std::min<std::uint64_t>(buffer.size(), tensor.slab_bytes - at));
-                LINKCPP_CHECK(file_.read(info, start + at, part));
-                hash.add(part);
-                done_bytes_ += part.size();
-                if (progress != nullptr) { progress->set(done_bytes_); }
-            }
-        }
-        manifest_.slices[item.layer_index][item.expert] = hash.finish();
-        return {};
-    }
-
-    const GgufFile& file_;
-    Manifest& manifest_;
-    std::vector<Item> work_;
-    std::atomic<std::size_t> next_ = 0;
-    std::atomic<std::uint64_t> done_bytes_ = 0;
-    std::atomic<bool> stop_ = false;
-    std::mutex mutex_;  // guards error_
-    std::optional<Error> error_;
-};
+    return hash.finish();
+}
 
 // Changes when any of the files does, as far as the file system can tell.
 Result<std::string> cache_name(const GgufFile& file) {
@@ -292,7 +226,25 @@ Result<Manifest> make_manifest(const GgufFile& file, unsigned n_threads) {
     Manifest manifest;
     LINKCPP_TRY(manifest.model, read_moe(file));
     LINKCPP_CHECK(check_has_experts(file));
-    LINKCPP_CHECK(Hasher(file, manifest).run(n_threads == 0 ? n_processors() : n_threads));
+    struct Item {
+        const MoeLayer* layer;
+        std::uint32_t expert;
+        Digest* digest;
+    };
+    std::vector<Item> items;
+    manifest.slices.resize(manifest.model.layers.size());
+    for (std::size_t i = 0; i < manifest.slices.size(); ++i) {
+        const MoeLayer& layer = manifest.model.layers[i];
+        manifest.slices[i].resize(layer.n_expert);
+        for (std::uint32_t expert = 0; expert < layer.n_expert; ++expert) {
+            items.push_back({&layer, expert, &manifest.slices[i][expert]});
+        }
+    }
+    Progress progress("hashing experts", manifest.model.expert_bytes());
+    LINKCPP_CHECK(for_all(items.size(), n_threads, progress, [&](std::size_t i) -> Result<std::uint64_t> {
+        LINKCPP_TRY(*items[i].digest, hash_slice(file, *items[i].layer, items[i].expert));
+        return items[i].layer->slice_bytes();
+    }));
     return manifest;
 }
 
