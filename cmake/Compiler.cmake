@@ -31,3 +31,5 @@ if(LINKCPP_SANITIZE)
     add_compile_options(-Wno-maybe-uninitialized) # GCC warns about its own instrumentation
   endif()
 endif()
+
+add_compile_definitions(LINKCPP_VERSION="${PROJECT_VERSION}")

@@ -10,7 +10,7 @@ function(linkcpp_flatbuffers target schema)
   cmake_path(ABSOLUTE_PATH schema)
   add_custom_command(
     OUTPUT ${header}
-    COMMAND ${FLATC} --cpp --cpp-std c++17 --scoped-enums --gen-object-api --warnings-as-errors -o ${include_root}/${room} ${schema}
+    COMMAND ${FLATC} --cpp --cpp-std c++17 --scoped-enums --gen-object-api --gen-compare --warnings-as-errors -o ${include_root}/${room} ${schema}
     DEPENDS ${schema} COMMENT "flatc ${room}/${name}.fbs" VERBATIM)
   target_sources(${target} PRIVATE ${header})
   target_include_directories(${target} SYSTEM PUBLIC ${include_root})

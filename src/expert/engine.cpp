@@ -157,9 +157,11 @@ Status Engine::make_tensors(Layer& held, std::uint32_t n_local, std::span<const 
 }
 
 Status Engine::hold(const MoeLayer& layer, std::span<const std::uint16_t> experts, const SliceSource& source) {
-    layers_.erase(layer.layer);
-    if (experts.empty()) { return {}; }
-    auto held = std::make_unique<Layer>();
+    if (experts.empty()) {
+        put(layer.layer, nullptr);
+        return {};
+    }
+    auto held = std::make_shared<Layer>();
     held->layer = layer;
     held->local.assign(layer.n_expert, -1);
     for (std::size_t i = 0; i < experts.size(); ++i) {
@@ -182,16 +184,15 @@ Status Engine::hold(const MoeLayer& layer, std::span<const std::uint16_t> expert
             offset += tensor.slab_bytes;
         }
     }
-    layers_[layer.layer] = std::move(held);
+    put(layer.layer, std::move(held));
     return {};
 }
 
 Status Engine::hold_mapped(const MoeLayer& layer, std::span<const ByteView> data) {
-    layers_.erase(layer.layer);
     if (!host_memory_ || data.size() != layer.tensors.size()) {
         return fail(ErrorKind::unsupported, "device {}: cannot compute from mapped memory", device_.name);
     }
-    auto held = std::make_unique<Layer>();
+    auto held = std::make_shared<Layer>();
     held->layer = layer;
     held->local.resize(layer.n_expert);
     for (std::size_t e = 0; e < held->local.size(); ++e) { held->local[e] = static_cast<std::int32_t>(e); }
@@ -202,16 +203,31 @@ Status Engine::hold_mapped(const MoeLayer& layer, std::span<const ByteView> data
         }
     }
     LINKCPP_CHECK(make_tensors(*held, layer.n_expert, data));
-    layers_[layer.layer] = std::move(held);
+    put(layer.layer, std::move(held));
     return {};
 }
 
-bool Engine::holds(std::uint32_t layer, std::uint32_t expert) const {
+std::shared_ptr<Engine::Layer> Engine::find(std::uint32_t layer) const {
+    const std::lock_guard lock(mutex_);
     const auto found = layers_.find(layer);
-    return found != layers_.end() && expert < found->second->local.size() && found->second->local[expert] >= 0;
+    return found == layers_.end() ? nullptr : found->second;
+}
+
+void Engine::put(std::uint32_t layer, std::shared_ptr<Layer> held) {
+    const std::lock_guard lock(mutex_);
+    // The old one is freed outside the lock, by whoever lets go of it last.
+    std::shared_ptr<Layer>& place = layers_[layer];
+    place.swap(held);
+    if (!place) { layers_.erase(layer); }
+}
+
+bool Engine::holds(std::uint32_t layer, std::uint32_t expert) const {
+    const auto held = find(layer);
+    return held && expert < held->local.size() && held->local[expert] >= 0;
 }
 
 std::uint64_t Engine::shard_bytes() const {
+    const std::lock_guard lock(mutex_);
     std::uint64_t bytes = 0;
     for (const auto& [number, held] : layers_) { bytes += held->bytes; }
     return bytes;
@@ -281,6 +297,7 @@ Result<Engine::Graph*> Engine::graph_for(Layer& held, std::uint32_t n_used, std:
         LINKCPP_CHECK(build(*graph, held, n_used, n_rows, *small_));
         if (small_->bytes != before) {
             // The arena has moved: all other graphs that point into it are void.
+            const std::lock_guard lock(mutex_);
             for (const auto& [number, layer] : layers_) { layer->graphs.clear(); }
         }
         auto& place = held.graphs[{n_used, n_rows}];
@@ -292,9 +309,9 @@ Result<Engine::Graph*> Engine::graph_for(Layer& held, std::uint32_t n_used, std:
 
 Result<std::span<const float>> Engine::run(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
                                            std::span<float> staging) {
-    const auto found = layers_.find(layer);
-    if (found == layers_.end()) { return fail(ErrorKind::not_found, "layer {} is not held", layer); }
-    Layer& held = *found->second;
+    const auto found = find(layer);
+    if (!found) { return fail(ErrorKind::not_found, "layer {} is not held", layer); }
+    Layer& held = *found;
     const std::size_t n_embd = held.layer.n_embd;
     const std::size_t n_rows = rows.size() / n_embd;
     if (n_rows == 0 || rows.size() % n_embd != 0 || pairs.empty()) {
@@ -304,7 +321,7 @@ Result<std::span<const float>> Engine::run(std::uint32_t layer, std::span<const 
     for (std::size_t i = 0; i < pairs.size(); ++i) {
         const Pair& pair = pairs[i];
         if (pair.row >= n_rows) { return fail(ErrorKind::invalid, "pair {}: row {} of {}", i, pair.row, n_rows); }
-        if (!holds(layer, pair.expert)) {
+        if (pair.expert >= held.local.size() || held.local[pair.expert] < 0) {
             return fail(ErrorKind::not_found, "expert {} of layer {} is not held", pair.expert, layer);
         }
         ids[i] = held.local[pair.expert];
@@ -334,6 +351,10 @@ Result<std::span<const float>> Engine::run(std::uint32_t layer, std::span<const 
 
 Status Engine::compute_rows(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
                             std::span<float> out) {
+    const auto found = find(layer);
+    if (found && out.size() != pairs.size() * found->layer.n_embd) {
+        return fail(ErrorKind::invalid, "layer {}: {} pairs do not make {} numbers", layer, pairs.size(), out.size());
+    }
     LINKCPP_TRY(const std::span<const float> result, run(layer, rows, pairs, out));
     if (result.data() != out.data()) { std::ranges::copy(result, out.begin()); }
     return {};
@@ -341,8 +362,11 @@ Status Engine::compute_rows(std::uint32_t layer, std::span<const float> rows, st
 
 Status Engine::compute_sums(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
                             std::span<float> out) {
-    const auto found = layers_.find(layer);
-    const std::size_t n_embd = found == layers_.end() ? 0 : found->second->layer.n_embd;
+    const auto found = find(layer);
+    const std::size_t n_embd = found ? found->layer.n_embd : 0;
+    if (found && out.size() != rows.size()) {
+        return fail(ErrorKind::invalid, "layer {}: sums of {} numbers for rows of {}", layer, out.size(), rows.size());
+    }
     if (!host_memory_) { staging_.resize(pairs.size() * n_embd); }
     LINKCPP_TRY(const std::span<const float> result, run(layer, rows, pairs, staging_));
     std::ranges::fill(out, 0.0f);

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct Pair {
 // Gives the slice (layer, expert): MoeLayer::slice_bytes() bytes, valid until the next call.
 using SliceSource = std::function<Result<ByteView>(std::uint32_t layer, std::uint32_t expert)>;
 
+// compute_*() belong to one thread at a time; hold() and hold_mapped() may run on another meanwhile, and a request sees a
+// layer as it was before or after, never between.
 class Engine {
   public:
     // `n_threads`: of a CPU device, 0 for all processors. Errors: failed (the device does not start).
@@ -35,7 +38,7 @@ class Engine {
     Engine& operator=(const Engine&) = delete;
 
     // Makes `experts` (ascending) what is held of that layer, in the place of what was; an empty list drops the layer.
-    // On an error the layer is not held at all. Errors: those of `source`, unsupported (the device cannot compute this
+    // On an error what was held stays. Errors: those of `source`, unsupported (the device cannot compute this
     // type), overloaded (not enough memory on the device), not_found (no such expert).
     Status hold(const model::MoeLayer& layer, std::span<const std::uint16_t> experts, const SliceSource& source);
 
@@ -78,7 +81,11 @@ class Engine {
     ggml_backend_t backend_ = nullptr;
     void* threadpool_ = nullptr;
     bool host_memory_ = false;  // tensors lie in memory that this process can read and write directly
-    std::map<std::uint32_t, std::unique_ptr<Layer>> layers_;
+    std::shared_ptr<Layer> find(std::uint32_t layer) const;
+    void put(std::uint32_t layer, std::shared_ptr<Layer> held);
+
+    mutable std::mutex mutex_;  // guards layers_, not what the layers hold
+    std::map<std::uint32_t, std::shared_ptr<Layer>> layers_;
     std::unique_ptr<Arena> small_;  // shared by all cached graphs: one runs at a time
     std::unique_ptr<Arena> large_;
     std::unique_ptr<Graph> large_graph_;

@@ -1,0 +1,137 @@
+#include "hub/http.h"
+
+#include <unordered_map>
+
+#include <httplib.h>
+
+#include "base/log.h"
+
+namespace linkcpp::hub {
+namespace {
+
+// A kept-alive connection holds a thread; each worker keeps one while it loads.
+constexpr std::size_t kThreads = 32;
+constexpr std::size_t kRequestsPerConnection = 1'000'000;
+constexpr std::size_t kMaxRequestBody = 64u << 10;
+
+struct SlicePlace {
+    const model::MoeLayer* layer;
+    std::uint32_t expert;
+};
+
+using SliceIndex = std::unordered_map<Digest, SlicePlace>;
+
+SliceIndex index_slices(const model::Manifest& manifest) {
+    SliceIndex index;
+    for (std::size_t i = 0; i < manifest.slices.size(); ++i) {
+        for (std::uint32_t e = 0; e < manifest.slices[i].size(); ++e) {
+            index.emplace(manifest.slices[i][e], SlicePlace{&manifest.model.layers[i], e});
+        }
+    }
+    return index;
+}
+
+std::string_view bearer_token(const httplib::Request& request, std::string& storage) {
+    static constexpr std::string_view kPrefix = "Bearer ";
+    storage = request.get_header_value("Authorization");
+    const std::string_view value = storage;
+    return value.starts_with(kPrefix) ? value.substr(kPrefix.size()) : std::string_view();
+}
+
+void send_slice(const model::GgufFile& file, const SliceIndex& index, const httplib::Request& request,
+                httplib::Response& response) {
+    const auto hash = Digest::from_hex(request.matches[1].str());
+    const auto found = hash ? index.find(*hash) : index.end();
+    if (found == index.end()) {
+        response.status = 404;
+        return;
+    }
+    const auto slice = model::read_slice(file, *found->second.layer, found->second.expert);
+    if (!slice) {
+        log_error("slice {}: {}", hash->hex().substr(0, 12), slice.error().message);
+        response.status = 500;
+        return;
+    }
+    response.set_content(reinterpret_cast<const char*>(slice->data()), slice->size(), "application/octet-stream");
+}
+
+}  // namespace
+
+void Tokens::add(std::string token) {
+    const std::lock_guard lock(mutex_);
+    tokens_.insert(std::move(token));
+}
+
+void Tokens::remove(const std::string& token) {
+    const std::lock_guard lock(mutex_);
+    tokens_.erase(token);
+}
+
+bool Tokens::accept(std::string_view token) const {
+    const std::lock_guard lock(mutex_);
+    bool accepted = false;
+    for (const std::string& known : tokens_) {
+        accepted = equal_in_constant_time(as_bytes(known), as_bytes(token)) || accepted;
+    }
+    return accepted;
+}
+
+HttpServer::HttpServer() = default;
+
+HttpServer::~HttpServer() {
+    if (server_) { server_->stop(); }
+    if (thread_.joinable()) { thread_.join(); }
+}
+
+Result<std::unique_ptr<HttpServer>> HttpServer::start(const net::Address& address, const net::Identity& identity,
+                                                      const model::GgufFile& file, const model::Manifest& manifest,
+                                                      const Tokens& tokens, StatusSource status) {
+    std::unique_ptr<HttpServer> http(new HttpServer);
+    http->server_ = std::make_unique<httplib::SSLServer>(identity.certificate(), identity.key());
+    httplib::SSLServer& server = *http->server_;
+    if (!server.is_valid()) { return fail(ErrorKind::failed, "HTTPS: {}", net::openssl_error()); }
+    SSL_CTX_set_min_proto_version(server.ssl_context(), TLS1_3_VERSION);
+    server.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
+    server.set_keep_alive_max_count(kRequestsPerConnection);
+    server.set_tcp_nodelay(true);
+    server.set_payload_max_length(kMaxRequestBody);
+    // httplib's default also sets SO_REUSEPORT, which would let two hubs share a port unnoticed.
+    server.set_socket_options([](socket_t socket) {
+        const int on = 1;
+        ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    });
+
+    server.set_pre_routing_handler([&tokens](const httplib::Request& request, httplib::Response& response) {
+        std::string storage;
+        if (tokens.accept(bearer_token(request, storage))) { return httplib::Server::HandlerResponse::Unhandled; }
+        log_warn("HTTPS: {} asked for {} without a valid token", request.remote_addr, request.path.substr(0, 80));
+        response.status = 401;
+        response.set_header("WWW-Authenticate", "Bearer");
+        return httplib::Server::HandlerResponse::Handled;
+    });
+    server.Get("/status", [status = std::move(status)](const httplib::Request&, httplib::Response& response) {
+        response.set_content(status(), "application/json");
+    });
+    server.Get("/manifest", [json = manifest.to_json()](const httplib::Request&, httplib::Response& response) {
+        response.set_content(json, "application/json");
+    });
+    server.Get("/slice/([0-9a-f]{64})",
+               [&file, index = index_slices(manifest)](const httplib::Request& request, httplib::Response& response) {
+                   send_slice(file, index, request, response);
+               });
+    server.set_exception_handler([](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
+        response.status = 500;
+    });
+
+    const int port = address.port == 0 ? server.bind_to_any_port(address.host)
+                                       : (server.bind_to_port(address.host, address.port) ? address.port : -1);
+    if (port < 0) {
+        return fail(ErrorKind::invalid, "HTTPS: cannot listen on {}; the port is in use, or the host is not this machine: "
+                                        "choose another with --https-port", address.text());
+    }
+    http->port_ = static_cast<std::uint16_t>(port);
+    http->thread_ = std::thread([&server] { server.listen_after_bind(); });
+    return http;
+}
+
+}  // namespace linkcpp::hub

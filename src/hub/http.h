@@ -1,0 +1,57 @@
+// The hub's HTTPS side: manifest, slices, status. TLS 1.3 with the hub's own certificate; every request needs a bearer
+// token. Requests run on the server's own threads.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "base/sha256.h"
+#include "model/gguf_file.h"
+#include "model/manifest.h"
+#include "net/identity.h"
+#include "net/socket.h"
+
+namespace httplib {
+class SSLServer;
+}
+
+namespace linkcpp::hub {
+
+// The tokens that open the HTTPS side. Thread-safe.
+class Tokens {
+  public:
+    void add(std::string token);
+    void remove(const std::string& token);
+    // In a time that does not depend on how much of a token is right.
+    bool accept(std::string_view token) const;
+
+  private:
+    mutable std::mutex mutex_;
+    std::set<std::string> tokens_;
+};
+
+class HttpServer {
+  public:
+    // Returns the status as JSON; called on the server's threads.
+    using StatusSource = std::function<std::string()>;
+
+    // `file`, `manifest` and `tokens` outlive the server. Errors: invalid (the port is in use).
+    static Result<std::unique_ptr<HttpServer>> start(const net::Address& address, const net::Identity& identity,
+                                                     const model::GgufFile& file, const model::Manifest& manifest,
+                                                     const Tokens& tokens, StatusSource status);
+    ~HttpServer();
+    std::uint16_t port() const { return port_; }
+
+  private:
+    HttpServer();
+    std::unique_ptr<httplib::SSLServer> server_;
+    std::uint16_t port_ = 0;
+    std::thread thread_;
+};
+
+}  // namespace linkcpp::hub

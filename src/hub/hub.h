@@ -1,0 +1,128 @@
+// The hub: the control plane. Knows the model's manifest, the workers and what they hold; decides the placement; hands
+// out slices; tells coordinators who holds what, and workers which coordinators to dial.
+//
+// Threads: the caller of run() is the hub thread and owns everything but what is marked; HTTPS has its own (http.h).
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "hub/http.h"
+#include "hub/swarm.h"
+#include "model/gguf_file.h"
+#include "model/manifest.h"
+#include "net/control_link.h"
+#include "net/identity.h"
+#include "net/join_line.h"
+#include "net/link.h"
+#include "net/socket.h"
+#include "net/wakeup.h"
+
+namespace linkcpp::hub {
+
+struct HubOptions {
+    std::filesystem::path model;
+    net::Address listen{"127.0.0.1", 7070};
+    std::uint16_t https_port = 7071;
+    std::string advertised_host;  // in the join line; empty: the listening one
+    Swarm::Options swarm;
+    Duration heartbeat = std::chrono::seconds(1);
+    Duration silence = std::chrono::seconds(5);  // a peer that says nothing for so long is gone
+};
+
+class Hub {
+  public:
+    // Reads (or makes) manifest, key and token; opens both ports. Errors: those of GgufFile, read_moe, Listener.
+    static Result<std::unique_ptr<Hub>> make(HubOptions options);
+    ~Hub();
+
+    // Serves until `stop` is requested.
+    Status run(const std::stop_token& stop);
+
+    net::JoinLine join_line() const;
+    std::uint16_t https_port() const { return http_->port(); }
+    const model::GgufFile& file() const { return file_; }
+    const model::Manifest& manifest() const { return manifest_; }
+    const Digest& model_id() const { return model_id_; }
+
+    // From any thread: all slices have a live holder.
+    bool complete() const { return complete_.load(); }
+    // From any thread: the status as JSON, with the workers' counters as of now (waits for them at most 300 ms).
+    std::string status_json();
+
+  private:
+    struct Peer {
+        std::unique_ptr<net::Link> link;
+        std::string from;
+        TimePoint since{};
+        TimePoint heard{};
+        wire::fb::Role role = wire::fb::Role::none;  // none: has not said hello yet
+        std::string id;
+        std::string https_token;
+        wire::fb::HelloT hello;      // of a coordinator
+        wire::fb::StatsT stats;
+        std::uint64_t answered = 0;  // the latest question that it has answered with its stats
+        bool gone = false;
+    };
+
+    Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net::Identity identity, net::TlsContext tls,
+        net::Listener listener, std::string token);
+
+    void accept();
+    void serve(Peer& peer);
+    Status handle(Peer& peer, const wire::ControlT& message);
+    Status welcome(Peer& peer, const wire::fb::HelloT& hello);
+    Status welcome_coordinator(Peer& peer);
+    bool admitted(const Peer& peer, const wire::fb::HelloT& hello);
+    void drop(Peer& peer, const Error& error);
+    void send_routes();
+    void send_coordinators();
+    wire::fb::CoordinatorsT coordinators() const;
+    void replan();
+    void heartbeat();
+    void answer_status();
+    std::string make_status() const;
+    template <class Message>
+    void send(Peer& peer, Message message);
+
+    HubOptions options_;
+    model::GgufFile file_;
+    model::Manifest manifest_;
+    std::string manifest_json_;
+    Digest model_id_;
+    net::Identity identity_;
+    net::TlsContext tls_;
+    net::Listener listener_;
+    std::string token_;
+    Tokens tokens_;
+    std::set<std::string> known_keys_;
+    Swarm swarm_;
+    std::vector<std::unique_ptr<Peer>> peers_;
+    TimePoint started_;
+    TimePoint next_heartbeat_{};
+    bool routes_changed_ = false;
+    net::Wakeup wake_;
+    std::atomic<bool> complete_{false};
+
+    std::mutex status_mutex_;  // guards the four below
+    std::condition_variable status_ready_;
+    std::uint64_t status_wanted_ = 0;  // number of the last question asked
+    std::uint64_t status_done_ = 0;    // … answered
+    std::string status_;
+    std::uint64_t status_asked_ = 0;   // hub thread: question that the peers were asked to answer
+    TimePoint status_deadline_{};
+
+    std::unique_ptr<HttpServer> http_;  // last: uses all of the above
+};
+
+}  // namespace linkcpp::hub

@@ -1,0 +1,204 @@
+#include "hub/swarm.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace linkcpp::hub {
+namespace {
+
+namespace fb = wire::fb;
+
+plan::Holdings combine(const plan::Holdings& a, const plan::Holdings& b, const auto& keep) {
+    plan::Holdings out = a;
+    for (std::size_t layer = 0; layer < out.size(); ++layer) {
+        for (std::size_t e = 0; e < out[layer].size(); ++e) {
+            out[layer][e] = keep(a[layer][e], layer < b.size() && b[layer][e], layer, e);
+        }
+    }
+    return out;
+}
+
+plan::Holdings nothing(const model::MoeModel& model) {
+    plan::Holdings holdings;
+    for (const model::MoeLayer& layer : model.layers) { holdings.emplace_back(layer.n_expert, false); }
+    return holdings;
+}
+
+}  // namespace
+
+Swarm::Swarm(const model::Manifest& manifest, const Digest& model_id, Options options)
+    : model_(manifest.model), model_id_(model_id), options_(options) {}
+
+void Swarm::joined(const std::string& id, const fb::HelloT& hello, TimePoint now) {
+    if (workers_.empty()) { first_join_ = now; }
+    const auto [entry, is_new] = workers_.try_emplace(id);
+    WorkerRecord& worker = entry->second;
+    if (is_new) {
+        worker.id = id;
+        worker.share = worker.assigned = nothing(model_);
+    }
+    // Whoever it was before, it holds nothing until it says so.
+    worker.ready = nothing(model_);
+    worker.hello = hello;
+    worker.hello.token.clear();
+    worker.connected = true;
+    worker.seen_at = now;
+    worker.shard = {};
+    // A worker that is back gets its assignment again under a new epoch; placement only changes for a new one.
+    worker.assigned = nothing(model_);
+    must_place_ = true;
+    changed_at_ = now;
+}
+
+void Swarm::left(const std::string& id, TimePoint now) {
+    const auto found = workers_.find(id);
+    if (found == workers_.end() || !found->second.connected) { return; }
+    found->second.connected = false;
+    found->second.left_at = now;
+    found->second.ready = nothing(model_);
+}
+
+bool Swarm::reported(const std::string& id, const fb::ShardT& shard, TimePoint now) {
+    const auto found = workers_.find(id);
+    if (found == workers_.end()) { return false; }
+    WorkerRecord& worker = found->second;
+    worker.seen_at = now;
+    const bool was_ready = worker.shard.state == fb::ShardState::ready && worker.shard.epoch == worker.epoch;
+    worker.shard = shard;
+    const bool is_ready = shard.state == fb::ShardState::ready && shard.epoch == worker.epoch && worker.epoch != 0;
+    if (!is_ready || was_ready) { return false; }
+    worker.ready = worker.assigned;
+    must_assign_ = true;
+    return true;
+}
+
+void Swarm::reported(const std::string& id, const fb::StatsT& stats, TimePoint now) {
+    const auto found = workers_.find(id);
+    if (found == workers_.end()) { return; }
+    found->second.seen_at = now;
+    found->second.stats = stats;
+}
+
+TimePoint Swarm::next_replan(TimePoint now) const {
+    TimePoint next = now + std::chrono::hours(1);
+    if (must_assign_) { return now; }
+    if (must_place_) { next = std::min(next, changed_at_ + options_.settle); }
+    for (const auto& [id, worker] : workers_) {
+        if (!worker.connected) { next = std::min(next, worker.left_at + options_.grace); }
+    }
+    return std::max(now, next);
+}
+
+std::vector<std::string> Swarm::replan(TimePoint now) {
+    for (auto it = workers_.begin(); it != workers_.end();) {
+        const bool gone = !it->second.connected && now >= it->second.left_at + options_.grace;
+        if (gone) {
+            log_info("worker {} has not come back; its slices go elsewhere", it->second.hello.name);
+            must_place_ = true;
+            it = workers_.erase(it);
+        } else {
+            ++it;
+        }
+    }
+    const bool settled = now >= changed_at_ + options_.settle;
+    const bool enough = placed_ || workers_.size() >= options_.expected_workers || now >= first_join_ + options_.patience;
+    if (must_place_ && settled && enough) {
+        std::vector<plan::Holder> holders;
+        for (const auto& [id, worker] : workers_) { holders.push_back({id, worker.hello.memory_bytes, worker.share}); }
+        plan::Placement placement = plan::place(model_, holders, options_.n_replicas);
+        std::size_t i = 0;
+        for (auto& [id, worker] : workers_) { worker.share = std::move(placement.holders[i++]); }
+        if (placement.missing_slices > 0) {
+            log_warn("{} of {} slices find no place: the workers' memory is too small; add workers or give them more "
+                     "(join --memory)",
+                     placement.missing_slices, total_slices());
+        }
+        must_place_ = false;
+        must_assign_ = true;
+        placed_ = true;
+    }
+    std::vector<std::string> changed;
+    if (!must_assign_) { return changed; }
+    must_assign_ = false;
+    for (auto& [id, worker] : workers_) {
+        if (!worker.connected) { continue; }
+        plan::Holdings wanted = share_and_orphans(worker);
+        if (plan::bytes_of(model_, wanted) > worker.hello.memory_bytes) { wanted = worker.share; }
+        if (wanted == worker.assigned && worker.epoch != 0 && worker.shard.epoch != 0) { continue; }
+        worker.ready = combine(worker.ready, wanted, [](bool a, bool b, std::size_t, std::size_t) { return a && b; });
+        worker.assigned = std::move(wanted);
+        ++worker.epoch;
+        changed.push_back(id);
+    }
+    return changed;
+}
+
+plan::Holdings Swarm::share_and_orphans(const WorkerRecord& worker) const {
+    return combine(worker.share, worker.ready, [&](bool share, bool ready, std::size_t layer, std::size_t e) {
+        if (share || !ready) { return share; }
+        return std::ranges::none_of(workers_, [&](const auto& entry) {
+            const WorkerRecord& other = entry.second;
+            return other.id != worker.id && other.connected && other.share[layer][e] && other.ready[layer][e];
+        });
+    });
+}
+
+plan::Holdings Swarm::routable(const WorkerRecord& worker) const {
+    return worker.connected ? worker.ready : nothing(model_);
+}
+
+wire::SliceSet Swarm::to_slices(const plan::Holdings& holdings) const {
+    wire::SliceSet slices;
+    for (std::size_t i = 0; i < holdings.size(); ++i) {
+        wire::LayerExperts layer{model_.layers[i].layer, {}};
+        for (std::size_t e = 0; e < holdings[i].size(); ++e) {
+            if (holdings[i][e]) { layer.experts.push_back(static_cast<std::uint16_t>(e)); }
+        }
+        if (!layer.experts.empty()) { slices.push_back(std::move(layer)); }
+    }
+    return slices;
+}
+
+fb::AssignT Swarm::assignment(const std::string& id) const {
+    const WorkerRecord& worker = workers_.at(id);
+    fb::AssignT assign;
+    assign.epoch = worker.epoch;
+    assign.model_id = wire::encode_digest(model_id_);
+    assign.slices = wire::encode_slices(to_slices(worker.assigned));
+    return assign;
+}
+
+fb::RoutesT Swarm::routes() const {
+    fb::RoutesT routes;
+    routes.model_id = wire::encode_digest(model_id_);
+    routes.n_replicas = options_.n_replicas;
+    routes.complete = missing_slices() == 0;
+    for (const auto& [id, worker] : workers_) {
+        const wire::SliceSet slices = to_slices(routable(worker));
+        if (slices.empty()) { continue; }
+        auto route = std::make_unique<fb::RouteT>();
+        route->worker = id;
+        route->name = worker.hello.name;
+        route->epoch = worker.epoch;
+        route->slices = wire::encode_slices(slices);
+        routes.workers.push_back(std::move(route));
+    }
+    return routes;
+}
+
+std::uint64_t Swarm::total_slices() const {
+    std::uint64_t total = 0;
+    for (const model::MoeLayer& layer : model_.layers) { total += layer.n_expert; }
+    return total;
+}
+
+std::uint64_t Swarm::missing_slices() const {
+    plan::Holdings live = nothing(model_);
+    for (const auto& [id, worker] : workers_) {
+        live = combine(live, routable(worker), [](bool a, bool b, std::size_t, std::size_t) { return a || b; });
+    }
+    return total_slices() - plan::count(live);
+}
+
+}  // namespace linkcpp::hub

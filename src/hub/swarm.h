@@ -1,0 +1,82 @@
+// The swarm as the hub sees it: who has joined, who should hold what, who holds what already. No I/O; one thread.
+//
+// Moving slices is done in two steps, so that nothing is ever given away before somebody else has it: a worker is first
+// assigned its share and what it has that nobody else has yet; once all shares are loaded, its share alone.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/sha256.h"
+#include "model/manifest.h"
+#include "plan/placement.h"
+#include "wire/control.h"
+
+namespace linkcpp::hub {
+
+struct WorkerRecord {
+    std::string id;
+    wire::fb::HelloT hello;  // as it joined; its token is emptied
+    bool connected = false;
+    TimePoint left_at{};     // when not connected
+    TimePoint seen_at{};
+    std::uint32_t epoch = 0;     // of `assigned`
+    plan::Holdings share;        // what placement gives it
+    plan::Holdings assigned;     // what it was told to hold: its share, and perhaps more for a while
+    plan::Holdings ready;        // what it has said that it holds
+    wire::fb::ShardT shard;      // its last report
+    wire::fb::StatsT stats;
+};
+
+class Swarm {
+  public:
+    struct Options {
+        std::uint32_t n_replicas = 1;
+        unsigned expected_workers = 0;  // do not place before so many have joined …
+        Duration patience = std::chrono::seconds(20);      // … or this has passed since the first
+        Duration settle = std::chrono::milliseconds(200);  // wait for others who join at the same time
+        Duration grace = std::chrono::seconds(15);  // a worker that comes back within it finds its share untouched
+    };
+
+    Swarm(const model::Manifest& manifest, const Digest& model_id, Options options);
+
+    void joined(const std::string& id, const wire::fb::HelloT& hello, TimePoint now);
+    void left(const std::string& id, TimePoint now);
+    // True when what is routable has changed.
+    bool reported(const std::string& id, const wire::fb::ShardT& shard, TimePoint now);
+    void reported(const std::string& id, const wire::fb::StatsT& stats, TimePoint now);
+
+    // Places anew when it is time to. The ids of connected workers whose assignment has changed.
+    std::vector<std::string> replan(TimePoint now);
+    // When to call replan() next; nothing waits: far away.
+    TimePoint next_replan(TimePoint now) const;
+
+    wire::fb::AssignT assignment(const std::string& id) const;
+    wire::fb::RoutesT routes() const;
+    std::uint64_t missing_slices() const;  // without a live holder
+    std::uint64_t total_slices() const;
+
+    const std::map<std::string, WorkerRecord>& workers() const { return workers_; }
+    const Options& options() const { return options_; }
+
+  private:
+    wire::SliceSet to_slices(const plan::Holdings& holdings) const;
+    plan::Holdings routable(const WorkerRecord& worker) const;
+    // Its share, and what it has ready that no other worker who should have it has ready.
+    plan::Holdings share_and_orphans(const WorkerRecord& worker) const;
+
+    const model::MoeModel& model_;
+    Digest model_id_;
+    Options options_;
+    std::map<std::string, WorkerRecord> workers_;
+    bool must_place_ = false;    // membership has changed
+    bool must_assign_ = false;   // somebody became ready
+    bool placed_ = false;
+    TimePoint changed_at_{};
+    TimePoint first_join_{};
+};
+
+}  // namespace linkcpp::hub

@@ -1,0 +1,31 @@
+// A link that carries control messages: frames are encoded and decoded here, unknown messages of later releases skipped.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "base/error.h"
+#include "net/link.h"
+#include "wire/control.h"
+
+namespace linkcpp::net {
+
+template <class Message>
+Status send_message(Link& link, Message message) {
+    const Bytes payload = wire::encode_control(std::move(message));
+    return link.send(wire::FrameType::control, {payload});
+}
+
+// The next message, null if none is there yet. Errors: those of Link::receive(), corrupt (another kind of frame).
+Result<std::unique_ptr<wire::ControlT>> receive_message(Link& link);
+
+// Waits for the next message. Errors: the same, timeout.
+Result<std::unique_ptr<wire::ControlT>> receive_message_blocking(Link& link, Duration timeout);
+
+// Tells the peer why it is not let in, as far as the socket takes it at once; the caller closes the link.
+void refuse(Link& link, ErrorKind kind, std::string_view reason);
+
+// The error that a Refused message carries.
+Error to_error(const wire::fb::RefusedT& refused, std::string_view peer);
+
+}  // namespace linkcpp::net

@@ -1,0 +1,50 @@
+#include <filesystem>
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+#include "base/platform.h"
+#include "store/slice_store.h"
+
+namespace linkcpp::store {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Store : public testing::Test {
+  protected:
+    void TearDown() override { fs::remove_all(dir_); }
+    std::size_t n_files() const {
+        std::size_t n = 0;
+        for (const auto& entry : fs::recursive_directory_iterator(dir_)) { n += entry.is_regular_file() ? 1 : 0; }
+        return n;
+    }
+    fs::path dir_ = fs::temp_directory_path() / ("linkcpp-" + random_hex(6));
+    SliceStore store_ = SliceStore::open(dir_).value();
+    Digest hash_ = sha256(as_bytes("a slice"));
+};
+
+TEST_F(Store, what_is_put_can_be_got) {
+    EXPECT_FALSE(store_.has(hash_));
+    EXPECT_EQ(store_.get(hash_).error().kind, ErrorKind::not_found);
+    ASSERT_TRUE(store_.put(hash_, as_bytes("a slice")));
+    EXPECT_TRUE(store_.has(hash_));
+    EXPECT_EQ(as_text(store_.get(hash_)->bytes()), "a slice");
+}
+
+TEST_F(Store, bytes_with_another_hash_are_refused_and_leave_nothing) {
+    EXPECT_EQ(store_.put(hash_, as_bytes("another")).error().kind, ErrorKind::corrupt);
+    EXPECT_EQ(n_files(), 0u);
+}
+
+TEST_F(Store, a_damaged_file_is_noticed_and_removed) {
+    ASSERT_TRUE(store_.put(hash_, as_bytes("a slice")));
+    for (const auto& entry : fs::recursive_directory_iterator(dir_)) {
+        if (entry.is_regular_file()) { std::ofstream(entry.path()) << "a Slice"; }
+    }
+    EXPECT_EQ(store_.get(hash_).error().kind, ErrorKind::corrupt);
+    EXPECT_FALSE(store_.has(hash_));
+}
+
+}  // namespace
+}  // namespace linkcpp::store

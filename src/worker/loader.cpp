@@ -1,0 +1,115 @@
+#include "worker/loader.h"
+
+#include "base/log.h"
+#include "base/units.h"
+
+namespace linkcpp::worker {
+
+Loader::~Loader() {
+    thread_.request_stop();
+}
+
+void Loader::load(Assignment assignment) {
+    thread_.request_stop();
+    if (thread_.joinable()) { thread_.join(); }
+    {
+        const std::lock_guard lock(mutex_);
+        state_.state = wire::fb::ShardState::loading;
+        state_.epoch = assignment.epoch;
+        state_.done_bytes = state_.total_bytes = 0;
+        state_.error.clear();
+    }
+    thread_ = std::jthread([this, assignment = std::move(assignment)](const std::stop_token& stop) {
+        const Status status = run(stop, assignment);
+        if (stop.stop_requested()) { return; }
+        {
+            const std::lock_guard lock(mutex_);
+            state_.bytes = engine_.shard_bytes();
+            state_.n_slices = 0;
+            for (const auto& [layer, experts] : held_) { state_.n_slices += experts.size(); }
+            state_.state = status ? wire::fb::ShardState::ready : wire::fb::ShardState::failed;
+            if (!status) { state_.error = status.error().message; }
+        }
+        if (status) {
+            log_info("holding {} slices, {}", state().n_slices, format_bytes(engine_.shard_bytes()));
+        } else {
+            log_error("loading failed: {}", status.error().message);
+        }
+        done_.signal();
+    });
+}
+
+LoadState Loader::state() const {
+    const std::lock_guard lock(mutex_);
+    return state_;
+}
+
+Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
+    if (assignment.model_id != model_id_) {
+        for (const auto& [layer, experts] : held_) { engine_.hold({.layer = layer}, {}, {}); }
+        held_.clear();
+        model_id_ = assignment.model_id;
+    }
+    client_ = std::make_unique<store::HttpsClient>(assignment.origin.address, assignment.origin.fingerprint,
+                                                   assignment.origin.token);
+    // What is not wanted any more goes first: its memory may be needed.
+    std::map<std::uint32_t, std::vector<std::uint16_t>> wanted;
+    for (const wire::LayerExperts& layer : assignment.slices) { wanted[layer.layer] = layer.experts; }
+    for (auto it = held_.begin(); it != held_.end();) {
+        if (wanted.contains(it->first)) {
+            ++it;
+            continue;
+        }
+        LINKCPP_CHECK(engine_.hold({.layer = it->first}, {}, {}));
+        it = held_.erase(it);
+    }
+    std::uint64_t total = 0;
+    for (const auto& [number, experts] : wanted) {
+        const model::MoeLayer* layer = assignment.manifest->model.find(number);
+        if (layer == nullptr || (!experts.empty() && experts.back() >= layer->n_expert)) {
+            return fail(ErrorKind::corrupt, "assignment: layer {} or one of its experts is not in the manifest", number);
+        }
+        if (held_[number] != experts) { total += experts.size() * layer->slice_bytes(); }
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        state_.total_bytes = total;
+    }
+    for (const auto& [number, experts] : wanted) {
+        if (held_[number] == experts) { continue; }
+        if (stop.stop_requested()) { return fail(ErrorKind::failed, "replaced by a newer assignment"); }
+        LINKCPP_CHECK(load_layer(stop, assignment, *assignment.manifest->model.find(number), experts));
+        held_[number] = experts;
+    }
+    return {};
+}
+
+Status Loader::load_layer(const std::stop_token& stop, const Assignment& assignment, const model::MoeLayer& layer,
+                          std::span<const std::uint16_t> experts) {
+    MappedFile current;
+    return engine_.hold(layer, experts, [&](std::uint32_t number, std::uint32_t expert) -> Result<ByteView> {
+        LINKCPP_TRY(current, slice(stop, assignment, number, expert));
+        const std::lock_guard lock(mutex_);
+        state_.done_bytes += current.bytes().size();
+        return current.bytes();
+    });
+}
+
+Result<MappedFile> Loader::slice(const std::stop_token& stop, const Assignment& assignment, std::uint32_t layer,
+                                 std::uint32_t expert) {
+    const Digest* hash = assignment.manifest->slice(layer, expert);
+    const model::MoeLayer* described = assignment.manifest->model.find(layer);
+    if (hash == nullptr || described == nullptr) {
+        return fail(ErrorKind::corrupt, "slice {}/{} is not in the manifest", layer, expert);
+    }
+    if (store_.has(*hash)) {
+        auto mapped = store_.get(*hash);
+        if (mapped || mapped.error().kind != ErrorKind::corrupt) { return mapped; }
+    }
+    LINKCPP_TRY(const Bytes bytes, client_->get(fmt::format("/slice/{}", hash->hex()), described->slice_bytes(),
+                                                [&](std::uint64_t) { return !stop.stop_requested(); }));
+    LINKCPP_CHECK(store_.put(*hash, bytes));
+    return store_.get(*hash);
+}
+
+}  // namespace linkcpp::worker

@@ -1,0 +1,81 @@
+// Serving: answers compute requests on data links with the engine's results. One thread, the data thread, owns the links;
+// "these rows through these experts of this layer of this model" is all that a coordinator can ask for.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/sha256.h"
+#include "expert/engine.h"
+#include "net/link.h"
+#include "net/wakeup.h"
+#include "wire/compute.h"
+
+namespace linkcpp::worker {
+
+struct ServerStats {
+    std::atomic<std::uint64_t> requests{0};
+    std::atomic<std::uint64_t> pairs{0};
+    std::atomic<std::uint64_t> rows{0};
+    std::atomic<std::uint64_t> busy_us{0};
+    std::atomic<std::uint64_t> bytes_in{0};
+    std::atomic<std::uint64_t> bytes_out{0};
+    std::atomic<std::uint64_t> refused{0};
+};
+
+class Server {
+  public:
+    // How long the data thread looks for the next request before it sleeps; 0 on a machine whose cores a coordinator
+    // needs as well.
+    Server(expert::Engine& engine, Duration spin);
+    ~Server();
+
+    // From any thread. The link has passed its hello; `alive` is set to false when the server has let it go.
+    void add(std::unique_ptr<net::Link> link, std::shared_ptr<std::atomic<bool>> alive);
+    // Which model's experts the engine holds from now on; requests for any other are refused.
+    void set_model(const Digest& id) { model_.store(id.prefix(), std::memory_order_release); }
+
+    const ServerStats& stats() const { return stats_; }
+    // Signalled when a link was let go.
+    const net::Wakeup& on_closed() const { return closed_; }
+
+  private:
+    struct Client {
+        std::unique_ptr<net::Link> link;
+        std::shared_ptr<std::atomic<bool>> alive;
+    };
+
+    void run(const std::stop_token& stop);
+    void adopt();
+    // False when the link must be closed.
+    bool serve(net::Link& link);
+    Status answer(net::Link& link, ByteView payload);
+    Result<wire::ComputeAnswer> compute(const wire::DecodedRequest& request);
+
+    expert::Engine& engine_;
+    Duration spin_;
+    std::atomic<std::uint64_t> model_{0};
+    ServerStats stats_;
+    net::Wakeup wake_;
+    net::Wakeup closed_;
+
+    std::mutex inbox_mutex_;  // guards inbox_
+    std::vector<Client> inbox_;
+
+    // Of the data thread alone.
+    std::vector<Client> clients_;
+    std::vector<float> rows_;
+    std::vector<expert::Pair> pairs_;
+    std::vector<float> results_;
+    Bytes payload_;
+
+    std::jthread thread_;  // last: starts when all else is there, ends first
+};
+
+}  // namespace linkcpp::worker

@@ -1,0 +1,278 @@
+#include "worker/worker.h"
+
+#include <algorithm>
+#include <array>
+
+#include <poll.h>
+
+#include "base/log.h"
+#include "base/platform.h"
+#include "base/units.h"
+#include "net/socket.h"
+
+namespace linkcpp::worker {
+namespace {
+
+using namespace std::chrono_literals;
+namespace fb = wire::fb;
+
+constexpr Duration kConnectTimeout = 3s;
+constexpr Duration kHelloTimeout = 5s;
+constexpr Duration kFirstDelay = 200ms;
+constexpr Duration kMaxDelay = 10s;
+constexpr Duration kProgressEvery = 500ms;
+// A hub that has said nothing for this many heartbeats is gone, even if its socket is not.
+constexpr int kMissedHeartbeats = 10;
+// Of the memory that is free, what is left for activations and for everybody else.
+constexpr double kMemoryShare = 0.8;
+
+TimePoint now() {
+    return std::chrono::steady_clock::now();
+}
+
+// Errors that trying again does not cure.
+bool is_final(const Error& error) {
+    return error.kind == ErrorKind::invalid || error.kind == ErrorKind::unsupported;
+}
+
+bool sleep_until(const net::Wakeup& stop_wakeup, const std::stop_token& stop, Duration time) {
+    pollfd entry{stop_wakeup.fd(), POLLIN, 0};
+    ::poll(&entry, 1, to_poll_ms(time));
+    return !stop.stop_requested();
+}
+
+}  // namespace
+
+Worker::Worker(WorkerOptions options, net::Identity identity, net::TlsContext tls, store::SliceStore store,
+               std::unique_ptr<expert::Engine> engine)
+    : options_(std::move(options)),
+      identity_(std::move(identity)),
+      tls_(std::move(tls)),
+      store_(std::move(store)),
+      engine_(std::move(engine)),
+      loader_(*engine_, store_),
+      server_(*engine_, options_.spin) {}
+
+Result<std::unique_ptr<Worker>> Worker::make(WorkerOptions options, net::Identity identity) {
+    expert::load_backends();
+    LINKCPP_TRY(const expert::Device device, expert::choose_device(expert::devices(), options.device));
+    if (options.memory_bytes == 0) {
+        options.memory_bytes = static_cast<std::uint64_t>(static_cast<double>(device.free_bytes) * kMemoryShare);
+    }
+    LINKCPP_TRY(auto engine, expert::Engine::open(device, options.n_threads));
+    LINKCPP_TRY(net::TlsContext tls, net::TlsContext::make(identity));
+    LINKCPP_TRY(store::SliceStore store, store::SliceStore::open(options.store_dir));
+    log_info("computing on {} ({}), {} for slices", device.name, device.description, format_bytes(options.memory_bytes));
+    return std::unique_ptr<Worker>(new Worker(std::move(options), std::move(identity), std::move(tls), std::move(store),
+                                              std::move(engine)));
+}
+
+Status Worker::run(const std::stop_token& stop) {
+    const std::stop_callback wake(stop, [this] { stop_wakeup_.signal(); });
+    Duration delay = kFirstDelay;
+    while (!stop.stop_requested()) {
+        Status status;
+        if (auto hub = join()) {
+            log_info("joined {} as {}", (*hub)->name(), options_.name);
+            delay = kFirstDelay;
+            status = session(**hub, stop);
+            if (stop.stop_requested()) {
+                (void)net::send_message(**hub, fb::GoodbyeT{});
+                (void)net::flush_blocking(**hub, 1s);
+                return {};
+            }
+        } else {
+            status = std::unexpected(hub.error());
+        }
+        if (is_final(status.error())) { return status; }
+        log_warn("{}; trying again in {:.1f} s", status.error().message, to_seconds(delay));
+        if (!sleep_until(stop_wakeup_, stop, delay)) { break; }
+        delay = std::min<Duration>(delay * 2, kMaxDelay);
+    }
+    return {};
+}
+
+Result<std::unique_ptr<net::Link>> Worker::join() {
+    const std::string name = fmt::format("hub at {}", options_.hub.hub.text());
+    LINKCPP_TRY(UniqueFd fd, net::connect_tcp(options_.hub.hub, kConnectTimeout));
+    LINKCPP_TRY(auto link, net::Link::tls_client(std::move(fd), name, tls_, options_.hub.fingerprint));
+    fb::HelloT hello;
+    hello.role = fb::Role::worker;
+    hello.features = wire::features();
+    hello.release = LINKCPP_VERSION;
+    hello.token = options_.hub.token;
+    hello.name = options_.name;
+    hello.boot_id = boot_id();
+    hello.device = fmt::format("{} ({})", engine_->device().name, engine_->device().description);
+    hello.backend = engine_->device().backend;
+    hello.memory_bytes = options_.memory_bytes;
+    hello.n_threads = engine_->n_threads();
+    LINKCPP_CHECK(net::send_message(*link, std::move(hello)));
+    LINKCPP_TRY(const auto answer, net::receive_message_blocking(*link, kHelloTimeout));
+    if (const auto* refused = answer->body.AsRefused()) { return std::unexpected(net::to_error(*refused, name)); }
+    const auto* welcome = answer->body.AsWelcome();
+    if (welcome == nullptr) { return fail(ErrorKind::corrupt, "{}: expected a welcome", name); }
+    welcome_ = *welcome;
+    link->set_limit(wire::kMaxControlBytes);
+    return link;
+}
+
+Status Worker::session(net::Link& hub, const std::stop_token& stop) {
+    const Duration heartbeat = std::chrono::milliseconds(std::clamp(welcome_.heartbeat_ms, 50u, 60'000u));
+    TimePoint next_report{};
+    TimePoint last_heard = now();
+    bool loading = false;
+    while (!stop.stop_requested()) {
+        LINKCPP_CHECK(hub.flush());
+        while (true) {
+            LINKCPP_TRY(const auto message, net::receive_message(hub));
+            if (!message) { break; }
+            last_heard = now();
+            LINKCPP_CHECK(handle(*message));
+        }
+        if (now() - last_heard > heartbeat * kMissedHeartbeats) {
+            return fail(ErrorKind::timeout, "{}: silent for {:.0f} s", hub.name(), to_seconds(now() - last_heard));
+        }
+        const bool was_loading = std::exchange(loading, loader_.state().state == fb::ShardState::loading);
+        if (now() >= next_report || asked_ != 0 || was_loading != loading) {
+            LINKCPP_CHECK(report(hub, std::exchange(asked_, 0)));
+            next_report = now() + (loading ? std::min<Duration>(kProgressEvery, heartbeat) : heartbeat);
+        }
+        dial(hub);
+
+        Duration timeout = next_report - now();
+        for (const auto& [id, peer] : peers_) {
+            if (!peer.alive->load()) { timeout = std::min<Duration>(timeout, peer.next_try - now()); }
+        }
+        std::array<pollfd, 4> entries{{{hub.fd(), hub.events(), 0},
+                                       {stop_wakeup_.fd(), POLLIN, 0},
+                                       {loader_.on_done().fd(), POLLIN, 0},
+                                       {server_.on_closed().fd(), POLLIN, 0}}};
+        ::poll(entries.data(), entries.size(), to_poll_ms(timeout));
+        loader_.on_done().clear();
+        server_.on_closed().clear();
+    }
+    return {};
+}
+
+Status Worker::handle(const wire::ControlT& message) {
+    if (const auto* refused = message.body.AsRefused()) {
+        return std::unexpected(net::to_error(*refused, "the hub"));
+    }
+    if (const auto* ask = message.body.AsAsk()) {
+        asked_ = ask->sequence;
+    } else if (const auto* manifest = message.body.AsManifest()) {
+        LINKCPP_TRY(model::Manifest parsed, model::Manifest::from_json(manifest->json));
+        model_id_ = sha256(as_bytes(manifest->json));
+        manifest_ = std::make_shared<const model::Manifest>(std::move(parsed));
+    } else if (const auto* assignment = message.body.AsAssign()) {
+        return assign(*assignment);
+    } else if (const auto* coordinators = message.body.AsCoordinators()) {
+        set_coordinators(*coordinators);
+    }
+    return {};
+}
+
+Status Worker::assign(const fb::AssignT& assign) {
+    LINKCPP_TRY(const Digest model_id, wire::decode_digest(assign.model_id));
+    if (!manifest_ || model_id != model_id_) {
+        return fail(ErrorKind::corrupt, "hub: an assignment for a model whose manifest it has not sent");
+    }
+    LINKCPP_TRY(wire::SliceSet slices, wire::decode_slices(assign.slices));
+    log_info("assigned {} slices of {}", wire::n_slices(slices), manifest_->model.name);
+    server_.set_model(model_id);
+    loader_.load({.epoch = assign.epoch,
+                  .manifest = manifest_,
+                  .model_id = model_id,
+                  .slices = std::move(slices),
+                  .origin = {{options_.hub.hub.host, welcome_.https_port}, options_.hub.fingerprint, welcome_.https_token}});
+    return {};
+}
+
+void Worker::set_coordinators(const fb::CoordinatorsT& coordinators) {
+    std::map<std::string, Peer> peers;
+    for (const auto& coordinator : coordinators.coordinators) {
+        const auto known = peers_.find(coordinator->id);
+        if (known != peers_.end() && known->second.coordinator == *coordinator) {
+            peers[coordinator->id] = known->second;
+        } else {
+            peers[coordinator->id] = {*coordinator, std::make_shared<std::atomic<bool>>(false), now(), kFirstDelay};
+        }
+    }
+    peers_ = std::move(peers);  // links to coordinators that are gone end by themselves
+}
+
+void Worker::dial(net::Link& hub) {
+    for (auto& [id, peer] : peers_) {
+        if (peer.alive->load() || now() < peer.next_try) { continue; }
+        const Status status = dial_one(peer.coordinator, peer.alive);
+        peer.delay = status ? kFirstDelay : std::min<Duration>(peer.delay * 2, kMaxDelay);
+        peer.next_try = now() + peer.delay;
+        if (!status) {
+            log_warn("coordinator {}: {}", id.substr(0, 12), status.error().message);
+        }
+        (void)hub.flush();
+    }
+}
+
+Result<std::unique_ptr<net::Link>> Worker::connect(const fb::CoordinatorT& coordinator) {
+    const std::string name = fmt::format("coordinator {}", coordinator.id.substr(0, 12));
+    if (!coordinator.unix_path.empty() && coordinator.boot_id == boot_id()) {
+        // The same kernel, but perhaps another file system (a container): then TCP.
+        if (auto fd = net::connect_unix(coordinator.unix_path)) { return net::Link::plain(*std::move(fd), name); }
+    }
+    const auto fingerprint = Digest::from_hex(coordinator.id);
+    if (!fingerprint) { return fail(ErrorKind::corrupt, "{}: its id is not a fingerprint", name); }
+    LINKCPP_TRY(net::Address address, net::parse_address(coordinator.address));
+    LINKCPP_TRY(UniqueFd fd, net::connect_tcp(address, kConnectTimeout));
+    return net::Link::tls_client(std::move(fd), name, tls_, *fingerprint);
+}
+
+Status Worker::dial_one(const fb::CoordinatorT& coordinator, const std::shared_ptr<std::atomic<bool>>& alive) {
+    LINKCPP_TRY(auto link, connect(coordinator));
+    fb::DataHelloT hello;
+    hello.worker = identity_.fingerprint().hex();
+    hello.model_id = wire::encode_digest(model_id_);
+    hello.epoch = loader_.state().epoch;
+    hello.features = wire::features();
+    LINKCPP_CHECK(net::send_message(*link, std::move(hello)));
+    LINKCPP_TRY(const auto answer, net::receive_message_blocking(*link, kHelloTimeout));
+    if (const auto* refused = answer->body.AsRefused()) {
+        return std::unexpected(net::to_error(*refused, link->name()));
+    }
+    if (answer->body.AsDataWelcome() == nullptr) {
+        return fail(ErrorKind::corrupt, "{}: expected a welcome", link->name());
+    }
+    alive->store(true);
+    log_info("data link to {} over {}", link->name(), link->encrypted() ? "TCP with TLS" : "a Unix socket");
+    server_.add(std::move(link), alive);
+    return {};
+}
+
+Status Worker::report(net::Link& hub, std::uint64_t sequence) {
+    const LoadState state = loader_.state();
+    fb::ShardT shard;
+    shard.epoch = state.epoch;
+    shard.model_id = wire::encode_digest(model_id_);
+    shard.state = state.state;
+    shard.n_slices = static_cast<std::uint32_t>(state.n_slices);
+    shard.bytes = state.bytes;
+    shard.done_bytes = state.done_bytes;
+    shard.total_bytes = state.total_bytes;
+    shard.error = state.error;
+    LINKCPP_CHECK(net::send_message(hub, std::move(shard)));
+    const ServerStats& s = server_.stats();
+    fb::StatsT stats;
+    stats.sequence = sequence;
+    stats.requests = s.requests;
+    stats.pairs = s.pairs;
+    stats.rows = s.rows;
+    stats.busy_us = s.busy_us;
+    stats.bytes_in = s.bytes_in;
+    stats.bytes_out = s.bytes_out;
+    stats.refused = s.refused;
+    stats.resident_bytes = resident_bytes();
+    return net::send_message(hub, std::move(stats));
+}
+
+}  // namespace linkcpp::worker

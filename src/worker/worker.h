@@ -1,0 +1,85 @@
+// A worker: joins a hub, is told what to hold, loads it, and keeps a data link to every coordinator. Accepts nothing but
+// "these rows through these experts of this layer of this model".
+//
+// Threads: the caller of run() is the control thread (hub link, dialling coordinators, heartbeats); the data thread
+// (server.h) computes; the loader thread (loader.h) fetches and loads.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <stop_token>
+#include <string>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "expert/engine.h"
+#include "net/control_link.h"
+#include "net/identity.h"
+#include "net/join_line.h"
+#include "net/link.h"
+#include "store/slice_store.h"
+#include "worker/loader.h"
+#include "worker/server.h"
+
+namespace linkcpp::worker {
+
+struct WorkerOptions {
+    net::JoinLine hub;
+    std::string name;
+    std::string device;              // empty: the first that is not a CPU, else the CPU
+    unsigned n_threads = 0;          // 0: all processors
+    std::uint64_t memory_bytes = 0;  // for slices; 0: most of what is free
+    std::filesystem::path store_dir;
+    Duration spin{};                 // see Server
+};
+
+class Worker {
+  public:
+    // Errors: not_found (no such device), failed.
+    static Result<std::unique_ptr<Worker>> make(WorkerOptions options, net::Identity identity);
+
+    // Serves until `stop` is requested; reconnects by itself. Errors: invalid (the hub's key or the token is wrong:
+    // trying again would not help).
+    Status run(const std::stop_token& stop);
+
+  private:
+    struct Peer {
+        wire::fb::CoordinatorT coordinator;
+        std::shared_ptr<std::atomic<bool>> alive;
+        TimePoint next_try{};
+        Duration delay{};
+    };
+
+    Worker(WorkerOptions options, net::Identity identity, net::TlsContext tls, store::SliceStore store,
+           std::unique_ptr<expert::Engine> engine);
+
+    Result<std::unique_ptr<net::Link>> join();
+    Status session(net::Link& hub, const std::stop_token& stop);
+    Status handle(const wire::ControlT& message);
+    Status assign(const wire::fb::AssignT& assign);
+    void set_coordinators(const wire::fb::CoordinatorsT& coordinators);
+    void dial(net::Link& hub);
+    Status dial_one(const wire::fb::CoordinatorT& coordinator, const std::shared_ptr<std::atomic<bool>>& alive);
+    Result<std::unique_ptr<net::Link>> connect(const wire::fb::CoordinatorT& coordinator);
+    Status report(net::Link& hub, std::uint64_t sequence);
+
+    WorkerOptions options_;
+    net::Identity identity_;
+    net::TlsContext tls_;
+    store::SliceStore store_;
+    std::unique_ptr<expert::Engine> engine_;
+    Loader loader_;
+    Server server_;
+    net::Wakeup stop_wakeup_;
+
+    wire::fb::WelcomeT welcome_;
+    std::shared_ptr<const model::Manifest> manifest_;
+    Digest model_id_;
+    std::map<std::string, Peer> peers_;  // by coordinator id
+    std::uint64_t asked_ = 0;            // sequence of the hub's last question
+};
+
+}  // namespace linkcpp::worker
