@@ -106,7 +106,7 @@ Result<GgufFile> GgufFile::open(const fs::path& path, bool allow_missing_data) {
     LINKCPP_TRY(GgufFile one, open_one(path, allow_missing_data));
     const std::uint64_t n_splits = one.number(kSplitCountKey).value_or(1);
     if (n_splits <= 1) { return one; }
-    return open_splits(std::move(one), n_splits, allow_missing_data);
+    return open_splits(path, n_splits, allow_missing_data);
 }
 
 Result<GgufFile> GgufFile::open_one(const fs::path& path, bool allow_missing_data) {
@@ -142,20 +142,18 @@ Result<GgufFile> GgufFile::open_one(const fs::path& path, bool allow_missing_dat
     return result;
 }
 
-Result<GgufFile> GgufFile::open_splits(GgufFile one, std::uint64_t n_splits, bool allow_missing_data) {
-    const fs::path path = one.path();
+Result<GgufFile> GgufFile::open_splits(const fs::path& path, std::uint64_t n_splits, bool allow_missing_data) {
     const auto name = parse_split_name(path.filename().string());
     if (!name || name->count != n_splits || name->number < 1 || name->number > n_splits) {
         return fail(ErrorKind::invalid,
                     "{}: expected the name of one of {} splits, \"…-00001-of-{:05}.gguf\"; give the splits their "
-                    "original names "
-                    "back, or merge them with llama-gguf-split --merge",
+                    "original names back, or merge them with llama-gguf-split --merge",
                     path.string(), n_splits, n_splits);
     }
     std::optional<GgufFile> all;
     for (std::uint64_t i = 0; i < n_splits; ++i) {
         const fs::path beside = path.parent_path() / split_name(*name, i);
-        auto split = i + 1 == name->number ? Result<GgufFile>(std::move(one)) : open_one(beside, allow_missing_data);
+        auto split = open_one(beside, allow_missing_data);
         if (!split && split.error().kind == ErrorKind::not_found) {
             return fail(ErrorKind::invalid, "{}: split {} of {} is missing; all splits have to stand in one folder",
                         beside.string(), i + 1, n_splits);

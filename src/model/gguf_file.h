@@ -83,7 +83,8 @@ class GgufFile {
     };
     GgufFile() = default;
     static Result<GgufFile> open_one(const std::filesystem::path& path, bool allow_missing_data);
-    static Result<GgufFile> open_splits(GgufFile one, std::uint64_t n_splits, bool allow_missing_data);
+    static Result<GgufFile> open_splits(const std::filesystem::path& path, std::uint64_t n_splits,
+                                        bool allow_missing_data);
     // Takes over another split's file and tensors.
     Status append(GgufFile split);
 

@@ -71,10 +71,11 @@ TEST_F(ManifestTest, changes_with_one_byte_of_one_expert) {
     const Digest id = make_manifest(open(model))->id();
     Bytes bytes = model.bytes();
     const TensorInfo tensor = *open(model).find("blk.1.ffn_up_exps.weight");
-    bytes[tensor.offset + 3 * 64 * 32 * 2] ^= std::byte{1};
+    const std::uint64_t last_expert = tensor.offset + tensor.n_bytes / 4 * 3;
+    bytes[last_expert] ^= std::byte{1};
     const auto other = make_manifest(*GgufFile::open(folder.write("other.gguf", bytes)));
     EXPECT_NE(other->id(), id);
-    bytes[tensor.offset + 3 * 64 * 32 * 2] ^= std::byte{1};
+    bytes[last_expert] ^= std::byte{1};
     bytes[open(model).find("output.weight")->offset] ^= std::byte{1};  // not an expert
     EXPECT_EQ(make_manifest(*GgufFile::open(folder.write("other.gguf", bytes)))->id(), id);
 }

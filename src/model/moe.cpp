@@ -83,8 +83,7 @@ Status check_block_kind(const GgufFile& file, std::string_view where) {
     if (!is_supported_architecture(architecture)) {
         return fail(ErrorKind::unsupported,
                     "{}: architecture '{}': expected one whose experts are SwiGLU with the router's weights applied "
-                    "after down; "
-                    "these experts cannot be distributed yet",
+                    "after down; these experts cannot be distributed yet",
                     where, architecture);
     }
     for (const TensorInfo& tensor : file.tensors()) {
@@ -93,15 +92,13 @@ Status check_block_kind(const GgufFile& file, std::string_view where) {
         if (is_single_expert(block->rest)) {
             return fail(ErrorKind::unsupported,
                         "{}: '{}': expected the experts of a layer in one tensor, got one tensor for each; convert the "
-                        "model again "
-                        "with a current llama.cpp",
+                        "model again with a current llama.cpp",
                         where, tensor.name);
         }
         if (!parse_expert_tensor_name(tensor.name)) {
             return fail(ErrorKind::unsupported,
                         "{}: '{}': expected experts of gate, up and down alone, got a bias, scale or other tensor; "
-                        "such experts "
-                        "cannot be distributed yet",
+                        "such experts cannot be distributed yet",
                         where, tensor.name);
         }
     }
@@ -199,6 +196,7 @@ Status check_layer(const MoeModel& model, const MoeLayer& layer) {
     if (layer.activation != Activation::swiglu) { return mismatch(layer, "activation", "swiglu", "another"); }
 
     std::vector<Role> roles;
+    roles.reserve(layer.tensors.size());
     for (const ExpertTensor& tensor : layer.tensors) { roles.push_back(tensor.role); }
     if (roles != std::vector{Role::gate, Role::up, Role::down} && roles != std::vector{Role::gate_up, Role::down}) {
         return mismatch(

@@ -43,6 +43,19 @@ Status write_header(const GgufWriter& writer, const AtomicFile& out) {
     return {};
 }
 
+// The output replaces what stands in its place, which must not be the source.
+Status check_not_source(const GgufFile& file, const fs::path& out) {
+    for (std::size_t i = 0; i < file.n_splits(); ++i) {
+        std::error_code none;  // an output that is not there yet is no source
+        if (fs::equivalent(file.path(i), out, none)) {
+            return fail(ErrorKind::invalid,
+                        "{}: expected another file than the model itself; choose another name for the output",
+                        out.string());
+        }
+    }
+    return {};
+}
+
 Status check_experts(const MoeLayer& layer, std::span<const std::uint32_t> experts) {
     if (experts.empty()) {
         return fail(ErrorKind::invalid, "layer {}: expected at least one expert, got none", layer.layer);
@@ -164,6 +177,7 @@ Status write_slices(const GgufFile& file, std::uint32_t layer_number, std::span<
                     const fs::path& out) {
     LINKCPP_TRY(const MoeModel model, read_moe(file));
     LINKCPP_CHECK(check_has_experts(file));
+    LINKCPP_CHECK(check_not_source(file, out));
     const MoeLayer* layer = model.find(layer_number);
     if (layer == nullptr) {
         return fail(ErrorKind::not_found, "{}: expected a layer with routed experts (the model's: {} to {}), got {}",
@@ -211,6 +225,7 @@ Result<SliceFile> open_slices(const fs::path& path) {
 Result<BackboneSize> write_backbone(const GgufFile& file, const fs::path& out) {
     LINKCPP_CHECK(read_moe(file));
     LINKCPP_CHECK(check_has_bytes(file));
+    LINKCPP_CHECK(check_not_source(file, out));
     const BackboneOrder order = order_for_backbone(file);
     LINKCPP_TRY(const GgufWriter writer, begin_backbone(file, order));
     LINKCPP_TRY(AtomicFile to, AtomicFile::create(out));

@@ -29,8 +29,8 @@ Status check_has_experts(const GgufFile& file);
 
 // Writes the slabs of `experts` of one layer, in that order, as a GGUF with the layer's tensor names and types and
 // ne[2] = experts.size(). Replaces `out`.
-// Errors: those of read_moe() and check_has_experts(), invalid (no expert, or one twice), not_found (no such layer or
-// expert), corrupt (`file` got shorter), failed (disk).
+// Errors: those of read_moe() and check_has_experts(), invalid (no expert, or one twice; `out` is the model itself),
+// not_found (no such layer or expert), corrupt (`file` got shorter), failed (disk).
 Status write_slices(const GgufFile& file, std::uint32_t layer, std::span<const std::uint32_t> experts,
                     const std::filesystem::path& out);
 

@@ -207,6 +207,17 @@ TEST_F(Slicer, backbone_of_a_backbone_is_the_same) {
     EXPECT_EQ(testing::read_bytes(folder / "one.gguf"), testing::read_bytes(folder / "two.gguf"));
 }
 
+TEST_F(Slicer, the_model_itself_is_never_overwritten) {
+    const GgufFile file = open({});
+    const Bytes before = testing::read_bytes(folder / "m.gguf");
+    std::filesystem::create_symlink(folder / "m.gguf", folder / "link.gguf");
+    for (const char* out : {"m.gguf", "link.gguf"}) {
+        EXPECT_EQ(write_backbone(file, folder / out).error().kind, ErrorKind::invalid);
+        EXPECT_EQ(write_slices(file, 0, std::vector<std::uint32_t>{0}, folder / out).error().kind, ErrorKind::invalid);
+    }
+    EXPECT_EQ(testing::read_bytes(folder / "m.gguf"), before);
+}
+
 // Cuts a model into two splits: all tensors of the first `n` in one, the others in the other.
 void write_splits(const GgufFile& file, const TempFolder& folder, std::size_t n) {
     for (std::size_t split = 0; split < 2; ++split) {

@@ -172,7 +172,7 @@ void Synth::add_vocabulary() {
             tokens.push_back(words.back());
         }
     }
-    tokens.push_back("<|endoftext|>");
+    tokens.emplace_back("<|endoftext|>");
     std::vector<std::int32_t> types(o_.n_vocab, 1);  // normal
     types.back() = 3;                                // control
     writer_.add("tokenizer.ggml.model", "gpt2");

@@ -86,7 +86,7 @@ struct TinyModel {
             if (i >= first_moe_layer) {
                 tensor(block + "ffn_down_exps.weight", down_type, {n_ff, n_embd, n_expert, 1});
                 if (merged) {
-                    tensor(block + "ffn_gate_up_exps.weight", type, {n_embd, 2 * n_ff, n_expert, 1});
+                    tensor(block + "ffn_gate_up_exps.weight", type, {n_embd, std::int64_t{2} * n_ff, n_expert, 1});
                 } else {
                     tensor(block + "ffn_gate_exps.weight", type, {n_embd, n_ff, n_expert, 1});
                     tensor(block + "ffn_up_exps.weight", type, {n_embd, n_ff, n_expert, 1});
