@@ -20,8 +20,9 @@ add_compile_options(-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-con
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms: on std::string's operator+ (gcc.gnu.org/PR105651), and on std::optional and std::expected of strings
-  # (PR105562). clang-tidy looks for the real ones.
-  add_compile_options(-Wno-restrict -Wno-maybe-uninitialized)
+  # (PR105562), and on copies into a vector that has just grown (PR100366, PR107852). clang-tidy and the sanitizers look
+  # for the real ones.
+  add_compile_options(-Wno-restrict -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-array-bounds)
 endif()
 
 if(LINKCPP_SANITIZE)

@@ -13,9 +13,10 @@ find_package(PkgConfig REQUIRED)
 pkg_check_modules(httplib REQUIRED IMPORTED_TARGET cpp-httplib)
 add_library(httplib::httplib ALIAS PkgConfig::httplib)
 
-# Header-only, fmt too: the plugin lives in processes that are not ours, whose copies of these libraries must not meet it.
+# Header-only, with a logger of our own: the plugin lives in processes that are not ours, and spdlog's registry is one a
+# process. fmt is compiled: it has no state, and every file that formats a message would compile it again.
 set_target_properties(spdlog::spdlog_header_only PROPERTIES
-                      INTERFACE_LINK_LIBRARIES "fmt::fmt-header-only;Threads::Threads")
+                      INTERFACE_LINK_LIBRARIES "fmt::fmt;Threads::Threads")
 
 if(BUILD_TESTING)
   find_package(GTest REQUIRED)

@@ -14,6 +14,8 @@ namespace linkcpp {
 // The same for two processes exactly when they run under one kernel since its last start.
 std::string boot_id();
 std::string host_name();
+// "llama-server"
+std::string process_name();
 // Bytes that could be used without swapping, 0 when not known.
 std::uint64_t available_memory_bytes();
 // Resident memory of this process, anonymous and file-backed.

@@ -74,6 +74,10 @@ std::string host_name() {
     return name.data();
 }
 
+std::string process_name() {
+    return program_invocation_short_name;
+}
+
 std::uint64_t available_memory_bytes() {
     return proc_kib_field("/proc/meminfo", "MemAvailable:");
 }

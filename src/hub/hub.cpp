@@ -98,7 +98,7 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
 
 net::JoinLine Hub::join_line() const {
     const std::string& host = options_.advertised_host.empty() ? listener_.address().host : options_.advertised_host;
-    return {{host, listener_.address().port}, identity_.fingerprint(), token_};
+    return {{host, listener_.address().port}, identity_.fingerprint(), token_, http_->port()};
 }
 
 Status Hub::run(const std::stop_token& stop) {
@@ -250,6 +250,7 @@ Status Hub::welcome(Peer& peer, const fb::HelloT& hello) {
         return welcome_coordinator(peer);
     }
     swarm_.joined(peer.id, hello, now());
+    routes_changed_ = true;
     send(peer, coordinators());
     return {};
 }
@@ -375,6 +376,7 @@ std::string Hub::make_status() const {
         entry["name"] = worker.hello.name;
         entry["device"] = worker.hello.device;
         entry["backend"] = worker.hello.backend;
+        entry["boot_id"] = worker.hello.boot_id;
         entry["threads"] = worker.hello.n_threads;
         entry["memory_bytes"] = worker.hello.memory_bytes;
         entry["state"] = state_name(worker);

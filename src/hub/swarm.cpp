@@ -175,13 +175,13 @@ fb::RoutesT Swarm::routes() const {
     routes.n_replicas = options_.n_replicas;
     routes.complete = missing_slices() == 0;
     for (const auto& [id, worker] : workers_) {
-        const wire::SliceSet slices = to_slices(routable(worker));
-        if (slices.empty()) { continue; }
+        // Also those who hold nothing yet: coordinators let in whom the hub names.
+        if (!worker.connected) { continue; }
         auto route = std::make_unique<fb::RouteT>();
         route->worker = id;
         route->name = worker.hello.name;
         route->epoch = worker.epoch;
-        route->slices = wire::encode_slices(slices);
+        route->slices = wire::encode_slices(to_slices(routable(worker)));
         routes.workers.push_back(std::move(route));
     }
     return routes;

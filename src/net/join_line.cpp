@@ -6,6 +6,7 @@ namespace linkcpp::net {
 namespace {
 
 constexpr std::string_view kScheme = "linkcpp://";
+constexpr std::string_view kHttps = "?https=";
 constexpr std::size_t kMaxToken = 128;
 
 bool is_token_character(char c) {
@@ -15,7 +16,8 @@ bool is_token_character(char c) {
 }  // namespace
 
 std::string JoinLine::text() const {
-    return fmt::format("{}{}/{}/{}", kScheme, hub.text(), fingerprint.hex(), token);
+    const std::string https = https_port == hub.port + 1 ? "" : fmt::format("{}{}", kHttps, https_port);
+    return fmt::format("{}{}/{}/{}{}", kScheme, hub.text(), fingerprint.hex(), token, https);
 }
 
 std::string JoinLine::redacted() const {
@@ -38,11 +40,18 @@ Result<JoinLine> parse_join_line(std::string_view text) {
     if (hub->port == 0) { return bad("the port is missing"); }
     const auto fingerprint = Digest::from_hex(text.substr(first + 1, second - first - 1));
     if (!fingerprint) { return bad("the fingerprint does not have 64 hexadecimal digits"); }
-    const std::string_view token = text.substr(second + 1);
+    std::string_view token = text.substr(second + 1);
+    auto https_port = static_cast<std::uint16_t>(hub->port + 1);
+    if (const std::size_t https = token.find(kHttps); https != std::string_view::npos) {
+        const auto address = parse_address(fmt::format("x:{}", token.substr(https + kHttps.size())));
+        if (!address || address->port == 0) { return bad("the HTTPS port is not a number"); }
+        https_port = address->port;
+        token = token.substr(0, https);
+    }
     if (token.empty() || token.size() > kMaxToken || !std::ranges::all_of(token, is_token_character)) {
         return bad("the token is empty or has characters that no token has");
     }
-    return JoinLine{*std::move(hub), *fingerprint, std::string(token)};
+    return JoinLine{*std::move(hub), *fingerprint, std::string(token), https_port};
 }
 
 }  // namespace linkcpp::net

@@ -2,6 +2,7 @@
 //
 //   linkcpp://HOST:PORT/FINGERPRINT/TOKEN
 //
+// HTTPS is on the next port; where it is not, "?https=PORT" stands behind the token.
 // FINGERPRINT is that of the hub's key (64 hexadecimal digits): who joins knows whom it talks to. TOKEN is a secret.
 #pragma once
 
@@ -18,6 +19,7 @@ struct JoinLine {
     Address hub;
     Digest fingerprint;
     std::string token;
+    std::uint16_t https_port = 0;
 
     std::string text() const;
     // The line with the token left out, for logs.

@@ -1,0 +1,87 @@
+#include <csignal>
+#include <memory>
+
+#include "base/log.h"
+#include "base/platform.h"
+#include "commands.h"
+#include "hub_file.h"
+#include "hub_status.h"
+#include "plugin_environment.h"
+#include "process.h"
+
+namespace linkcpp::cli {
+namespace {
+
+using namespace std::chrono_literals;
+
+// llama.cpp's programs load their backends before anything else.
+constexpr Duration kCheckInTime = 10s;
+
+struct Options {
+    std::string hub;
+    std::string mode = "exact";
+    std::string rows = "f32";
+    std::string listen;
+    bool no_local_experts = false;
+    std::vector<std::string> program;
+};
+
+// Whether any worker runs on this machine; a hub that does not answer now is the plugin's to report.
+bool workers_here(const net::JoinLine& hub) {
+    const auto status = fetch_status(hub);
+    if (!status) { return false; }
+    const std::string here = boot_id();
+    for (const auto& worker : (*status)["workers"]) {
+        if (worker.value("boot_id", "") == here) { return true; }
+    }
+    return false;
+}
+
+Status run(const Options& options) {
+    StopOnSignal stop;
+    PluginOptions plugin{.mode = options.mode, .rows = options.rows, .local_experts = !options.no_local_experts,
+                         .listen = options.listen};
+    LINKCPP_TRY(plugin.hub, find_hub(options.hub));
+    plugin.shares_cores = workers_here(plugin.hub);
+    ProcessOptions process{.arguments = options.program, .check_in = true};
+    LINKCPP_TRY(process.environment, plugin_environment(plugin));
+    if (process.arguments[0].starts_with("llama-")) { process.arguments[0] = llama_program(process.arguments[0]); }
+    LINKCPP_TRY(Process child, Process::start(process));
+    const TimePoint start = std::chrono::steady_clock::now();
+    while (!child.poll()) {
+        stop.sleep(child.checked_in() ? 100ms : 20ms);
+        if (stop.requested()) { child.signal(stop.number()); }
+        if (!child.checked_in() && std::chrono::steady_clock::now() - start > kCheckInTime) {
+            // Without the plugin it would run the whole model on this machine, or a backbone without its experts.
+            return fail(ErrorKind::failed, "{} has not loaded the swarm plugin within {:.0f} s and was stopped; it must be a "
+                                           "program of llama.cpp whose ggml loads this plugin (see above for its reason)",
+                        process.arguments[0], to_seconds(kCheckInTime));
+        }
+    }
+    if (*child.poll() != 0) { throw CLI::RuntimeError(*child.poll()); }
+    return {};
+}
+
+}  // namespace
+
+void add_exec(CLI::App& app) {
+    auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand("exec", "Runs a program of llama.cpp with its routed experts on the swarm");
+    command->add_option("--hub", options->hub, "The hub's join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");
+    command->add_option("--mode", options->mode, "exact: every expert's row comes back and is added as llama.cpp would; "
+                                                 "partial: one sum a worker, fewer bytes, other rounding")
+        ->check(CLI::IsMember({"exact", "partial"}))
+        ->capture_default_str();
+    command->add_option("--rows", options->rows, "What rows travel as; f16 needs --mode partial")
+        ->check(CLI::IsMember({"f32", "f16"}))
+        ->capture_default_str();
+    command->add_option("--listen", options->listen, "Where workers on other machines reach this program, such as 0.0.0.0:7072 "
+                                                     "(default: this machine only)");
+    command->add_flag("--no-local-experts", options->no_local_experts, "Never compute an expert here: fail when no worker holds it");
+    command->add_option("PROGRAM", options->program, "The program and its arguments, behind --")->required();
+    command->prefix_command();
+    command->footer("Example: linkcpp exec -- llama-completion -m model.gguf -p 'In the beginning' -n 64");
+    run_or_exit(command, [options] { return run(*options); });
+}
+
+}  // namespace linkcpp::cli

@@ -1,0 +1,108 @@
+#include <cstdlib>
+#include <memory>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/platform.h"
+#include "base/units.h"
+#include "commands.h"
+#include "hub_file.h"
+#include "net/identity.h"
+#include "process.h"
+#include "worker/worker.h"
+
+namespace linkcpp::cli {
+namespace {
+
+struct Options {
+    std::string line;
+    std::string name;
+    std::string device;
+    std::string memory;
+    std::string store;
+    unsigned n_threads = 0;
+};
+
+// A key of its own for each worker on this machine: the first name "NAME", "NAME-2", … whose key nobody else uses now.
+struct OwnIdentity {
+    std::string name;
+    net::Identity identity;
+    UniqueFd lock;
+};
+
+Result<OwnIdentity> own_identity(const std::string& wanted) {
+    static constexpr int kMaxWorkers = 256;
+    LINKCPP_TRY(const std::filesystem::path dir, state_dir());
+    for (int i = 1; i <= kMaxWorkers; ++i) {
+        std::string name = i == 1 ? wanted : fmt::format("{}-{}", wanted, i);
+        UniqueFd lock(::open((dir / fmt::format("worker-{}.lock", name)).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+        if (!lock) { return fail_errno(errno, dir.string()); }
+        if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) { continue; }
+        LINKCPP_TRY(net::Identity identity, net::Identity::load_or_make(dir, fmt::format("worker-{}", name)));
+        return OwnIdentity{std::move(name), std::move(identity), std::move(lock)};
+    }
+    return fail(ErrorKind::overloaded, "{} workers of the name {} run on this machine already", kMaxWorkers, wanted);
+}
+
+// Names become file names and are shown to people.
+std::string clean_name(std::string_view name) {
+    std::string clean;
+    for (const char c : name.substr(0, 64)) {
+        const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+        clean += plain || c == '.' ? c : '-';
+    }
+    return clean.empty() || clean.front() == '.' ? "worker" + clean : clean;
+}
+
+Status join(const Options& options) {
+    StopOnSignal stop;
+    worker::WorkerOptions worker;
+    LINKCPP_TRY(worker.hub, find_hub(options.line));
+    worker.device = options.device;
+    worker.n_threads = options.n_threads;
+    if (!options.memory.empty()) { LINKCPP_TRY(worker.memory_bytes, parse_bytes(options.memory)); }
+    if (options.store.empty()) {
+        LINKCPP_TRY(const std::filesystem::path cache, cache_dir());
+        worker.store_dir = cache / "slices";
+    } else {
+        worker.store_dir = options.store;
+    }
+    LINKCPP_TRY(OwnIdentity own, own_identity(clean_name(options.name.empty() ? host_name() : options.name)));
+    worker.name = own.name;
+    set_log_name(fmt::format("worker {}", own.name));
+    LINKCPP_TRY(const auto running, worker::Worker::make(std::move(worker), std::move(own.identity)));
+    Status status;
+    std::atomic<bool> done{false};
+    std::jthread thread([&] {
+        status = running->run(stop.token());
+        done = true;
+    });
+    while (!stop.requested() && !done) { stop.sleep(std::chrono::milliseconds(200)); }
+    thread.join();
+    return status;
+}
+
+}  // namespace
+
+void add_join(CLI::App& app) {
+    auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand("join", "Joins a swarm as a worker (also as linkcpp-expert-worker)");
+    command->add_option("LINE", options->line,
+                        "The join line that `linkcpp serve` prints, or @FILE with the line in it; without it $LINKCPP_HUB, "
+                        "or the hub on this machine");
+    command->add_option("--name", options->name, "What people call this worker (default: the host's name)");
+    command->add_option("--device", options->device,
+                        "Where to compute, see `linkcpp devices` (default: the first that is not a CPU, else the CPU)");
+    command->add_option("--memory", options->memory, "Memory that experts may fill, such as 4G (default: most of what is free)");
+    command->add_option("--threads", options->n_threads, "Threads of a CPU device (default: all processors)");
+    command->add_option("--store", options->store, "Folder that slices are kept in (default: in the user's cache)");
+    command->footer("Example: linkcpp join 'linkcpp://192.168.1.5:7070/FINGERPRINT/TOKEN' --memory 4G\n"
+                    "Example: LINKCPP_HUB='linkcpp://…' linkcpp join --threads 2");
+    run_or_exit(command, [options] { return join(*options); });
+}
+
+}  // namespace linkcpp::cli

@@ -1,0 +1,196 @@
+#include <csignal>
+#include <filesystem>
+#include <memory>
+
+#include "base/log.h"
+#include "base/platform.h"
+#include "base/units.h"
+#include "commands.h"
+#include "hub/hub.h"
+#include "hub_file.h"
+#include "model/slicer.h"
+#include "plugin_environment.h"
+#include "process.h"
+
+namespace linkcpp::cli {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Share of the free memory that all local workers together may fill.
+constexpr double kLocalMemoryShare = 0.8;
+constexpr Duration kWorkerWait = 10min;
+
+struct Options {
+    std::string model;
+    std::string listen;
+    std::string mode = "exact";
+    std::string rows = "f32";
+    std::string worker_memory;
+    std::uint16_t port = 7070;
+    std::uint16_t https_port = 0;
+    unsigned n_local_workers = 0;
+    std::uint32_t n_replicas = 1;
+    std::uint16_t data_port = 7072;
+    bool lan = false;
+    bool hub_only = false;
+    bool no_local_experts = false;
+    std::vector<std::string> server_arguments;
+};
+
+// The model without its experts, made once and kept under the model's id.
+Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
+    LINKCPP_TRY(const std::filesystem::path cache, cache_dir());
+    const std::filesystem::path dir = cache / "backbones";
+    std::error_code error;
+    std::filesystem::create_directories(dir, error);
+    if (error) { return fail_errno(error.value(), dir.string()); }
+    // The id names the experts; what else is in the file (chat template, vocabulary) is told apart by size and time.
+    const std::filesystem::path& source = hub.file().path();
+    std::string rest;
+    for (std::size_t i = 0; i < hub.file().n_splits(); ++i) {
+        const auto time = std::filesystem::last_write_time(hub.file().path(i), error).time_since_epoch().count();
+        rest += fmt::format("{} {} {}\n", std::filesystem::absolute(hub.file().path(i)).string(), hub.file().file_bytes(i), time);
+    }
+    const std::filesystem::path path =
+        dir / fmt::format("{}-{}.gguf", hub.model_id().hex().substr(0, 16), sha256(as_bytes(rest)).hex().substr(0, 8));
+    if (std::filesystem::exists(path, error)) { return path; }
+    log_info("making the backbone of {}", source.filename().string());
+    LINKCPP_TRY(const model::BackboneSize size, model::write_backbone(hub.file(), path));
+    log_info("backbone: {} of {}", format_bytes(size.bytes), format_bytes(size.apparent_bytes));
+    return path;
+}
+
+Result<std::vector<Process>> start_workers(const Options& options, const net::JoinLine& line) {
+    std::vector<Process> workers;
+    if (options.n_local_workers == 0) { return workers; }
+    std::uint64_t memory = static_cast<std::uint64_t>(static_cast<double>(available_memory_bytes()) * kLocalMemoryShare) /
+                           options.n_local_workers;
+    if (!options.worker_memory.empty()) { LINKCPP_TRY(memory, parse_bytes(options.worker_memory)); }
+    const unsigned n_threads = std::max(1u, n_processors() / options.n_local_workers);
+    for (unsigned i = 1; i <= options.n_local_workers; ++i) {
+        ProcessOptions process;
+        process.arguments = {(executable_dir() / "linkcpp").string(), "join", "--name", fmt::format("local-{}", i),
+                             "--memory", std::to_string(memory), "--threads", std::to_string(n_threads)};
+        // The join line holds a secret: the environment is this user's alone, a command line is everybody's.
+        process.environment = {{"LINKCPP_HUB", line.text()}, {"GOMP_SPINCOUNT", "2000"}};
+        LINKCPP_TRY(Process worker, Process::start(process));
+        workers.push_back(std::move(worker));
+    }
+    return workers;
+}
+
+// Restarts local workers that have died: they hold no state.
+Status watch_workers(const Options& options, const net::JoinLine& line, std::vector<Process>& workers) {
+    for (Process& worker : workers) {
+        const auto status = worker.poll();
+        if (!status) { continue; }
+        if (*status == 0) { return {}; }
+        log_warn("a local worker ended with status {}", *status);
+        std::erase_if(workers, [](Process& p) { return p.poll().has_value(); });
+        break;
+    }
+    (void)options;
+    (void)line;
+    return {};
+}
+
+Result<Process> start_server(const Options& options, const hub::Hub& hub) {
+    LINKCPP_TRY(const std::filesystem::path backbone, backbone_of(hub));
+    PluginOptions plugin{.hub = hub.join_line(), .mode = options.mode, .rows = options.rows,
+                         .local_experts = !options.no_local_experts, .shares_cores = options.n_local_workers > 0};
+    if (options.lan || !options.listen.empty()) { plugin.listen = fmt::format("0.0.0.0:{}", options.data_port); }
+    ProcessOptions process{.check_in = true};
+    process.arguments = {llama_program("llama-server"), "-m", backbone.string()};
+    process.arguments.insert(process.arguments.end(), options.server_arguments.begin(), options.server_arguments.end());
+    LINKCPP_TRY(process.environment, plugin_environment(plugin));
+    log_info("starting llama-server");
+    return Process::start(process);
+}
+
+Result<hub::HubOptions> hub_options(const Options& options) {
+    hub::HubOptions hub;
+    hub.model = options.model;
+    hub.listen.port = options.port;
+    if (options.lan) { hub.listen.host = "0.0.0.0"; }
+    if (!options.listen.empty()) { LINKCPP_TRY(hub.listen, net::parse_address(options.listen, options.port)); }
+    if (hub.listen.host == "0.0.0.0" || hub.listen.host == "::") { hub.advertised_host = net::lan_host(); }
+    hub.https_port = options.https_port != 0 ? options.https_port
+                     : hub.listen.port == 0  ? std::uint16_t{0}
+                                             : static_cast<std::uint16_t>(hub.listen.port + 1);
+    hub.swarm.n_replicas = options.n_replicas;
+    hub.swarm.expected_workers = options.n_local_workers;
+    return hub;
+}
+
+Status serve(const Options& options) {
+    StopOnSignal stop;
+    set_log_name("hub");
+    LINKCPP_TRY(hub::HubOptions settings, hub_options(options));
+    LINKCPP_TRY(const auto hub, hub::Hub::make(std::move(settings)));
+    const net::JoinLine line = hub->join_line();
+    LINKCPP_TRY(const HubFile file, HubFile::write(line));
+    std::jthread hub_thread([&](const std::stop_token& token) {
+        if (const Status status = hub->run(token); !status) { log_error("{}", status.error().message); }
+    });
+    fmt::print("To add a machine, run there:\n\n  linkcpp join '{}'\n\n", line.text());
+    std::fflush(stdout);
+    LINKCPP_TRY(std::vector<Process> workers, start_workers(options, line));
+
+    std::optional<Process> server;
+    const TimePoint start = std::chrono::steady_clock::now();
+    while (!stop.requested()) {
+        LINKCPP_CHECK(watch_workers(options, line, workers));
+        if (server) {
+            if (const auto status = server->poll()) {
+                if (*status == 0) { return {}; }
+                return fail(ErrorKind::failed, "llama-server ended with status {}; its last lines above say why", *status);
+            }
+            if (!server->checked_in() && std::chrono::steady_clock::now() - start > kWorkerWait) {
+                return fail(ErrorKind::failed, "llama-server has not loaded the swarm plugin; see above");
+            }
+        } else if (!options.hub_only && (workers.empty() || hub->complete())) {
+            LINKCPP_TRY(Process started, start_server(options, *hub));
+            server.emplace(std::move(started));
+        } else if (!options.hub_only && std::chrono::steady_clock::now() - start > kWorkerWait) {
+            return fail(ErrorKind::timeout, "the local workers have not loaded the model within {:.0f} s", to_seconds(kWorkerWait));
+        }
+        stop.sleep(server || options.hub_only ? 200ms : 20ms);
+    }
+    return {};
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app) {
+    auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand("serve", "Serves a model: the hub, local workers if wanted, and llama-server");
+    command->add_option("-m,--model", options->model, "The GGUF model (of a split one any part)")->required();
+    command->add_option("--local-workers", options->n_local_workers, "Workers to start on this machine")
+        ->check(CLI::Range(0u, 64u))
+        ->capture_default_str();
+    command->add_option("--worker-memory", options->worker_memory, "Memory of each local worker, such as 4G");
+    command->add_option("--replicas", options->n_replicas, "How many workers hold each expert")
+        ->check(CLI::Range(1u, 16u))
+        ->capture_default_str();
+    command->add_flag("--lan", options->lan, "Let other machines in (default: this machine only)");
+    command->add_option("--listen", options->listen, "The address to listen on instead, HOST or HOST:PORT");
+    command->add_option("--port", options->port, "Port of the hub; HTTPS is on the next one")->capture_default_str();
+    command->add_option("--https-port", options->https_port, "Port of HTTPS, if not the next one");
+    command->add_option("--data-port", options->data_port, "With --lan: where workers send results to")->capture_default_str();
+    command->add_flag("--hub-only", options->hub_only, "Start no llama-server; run programs with `linkcpp exec`");
+    command->add_option("--mode", options->mode, "exact or partial, see `linkcpp exec --help`")
+        ->check(CLI::IsMember({"exact", "partial"}))
+        ->capture_default_str();
+    command->add_option("--rows", options->rows, "f32 or f16, see `linkcpp exec --help`")
+        ->check(CLI::IsMember({"f32", "f16"}))
+        ->capture_default_str();
+    command->add_flag("--no-local-experts", options->no_local_experts, "llama-server computes no expert itself");
+    command->add_option("ARGS", options->server_arguments, "Arguments for llama-server, behind --");
+    command->prefix_command(false);
+    command->footer("Example: linkcpp serve -m model.gguf --local-workers 2 -- --port 8080 -c 8192\n"
+                    "Example: linkcpp serve -m model.gguf --lan --hub-only");
+    run_or_exit(command, [options] { return serve(*options); });
+}
+
+}  // namespace linkcpp::cli

@@ -1,0 +1,80 @@
+#include <memory>
+
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+#include "commands.h"
+#include "hub_file.h"
+#include "hub_status.h"
+
+namespace linkcpp::cli {
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+    std::string hub;
+    bool json = false;
+};
+
+double tokens_per_second(const json& worker, std::uint64_t n_layers) {
+    const double busy = worker["busy_us"].get<double>() / 1e6;
+    return busy > 0 && n_layers > 0 ? worker["rows"].get<double>() / static_cast<double>(n_layers) / busy : 0;
+}
+
+void print_status(const json& status) {
+    const json& model = status["model"];
+    const json& coverage = status["coverage"];
+    const auto n_layers = model["moe_layers"].get<std::uint64_t>();
+    fmt::print("model     {} ({}), {} layers with experts, {} slices, {}\n", model["name"].get<std::string>(),
+               model["architecture"].get<std::string>(), n_layers, model["slices"].get<std::uint64_t>(),
+               format_bytes(model["expert_bytes"].get<std::uint64_t>()));
+    fmt::print("coverage  {:.1f} % of the slices have a live holder, {} missing, {} wanted of each\n\n",
+               100 * coverage["share"].get<double>(), coverage["missing_slices"].get<std::uint64_t>(),
+               coverage["replicas"].get<std::uint64_t>());
+    fmt::print("{:<16} {:<10} {:>7} {:>9} {:>12} {:>9}  {}\n", "WORKER", "STATE", "SLICES", "BYTES", "PAIRS", "TOKENS/S",
+               "DEVICE");
+    for (const json& worker : status["workers"]) {
+        fmt::print("{:<16} {:<10} {:>7} {:>9} {:>12} {:>9.0f}  {}\n", worker["name"].get<std::string>(),
+                   worker["state"].get<std::string>(), worker["slices"].get<std::uint64_t>(),
+                   format_bytes(worker["bytes"].get<std::uint64_t>()), worker["pairs"].get<std::uint64_t>(),
+                   tokens_per_second(worker, n_layers), worker["device"].get<std::string>());
+        const auto done = worker["loading"]["done_bytes"].get<std::uint64_t>();
+        const auto total = worker["loading"]["total_bytes"].get<std::uint64_t>();
+        if (worker["state"] == "loading" && total > 0) {
+            fmt::print("    loading {} of {} ({} %)\n", format_bytes(done), format_bytes(total), done * 100 / total);
+        }
+        if (worker["state"] == "failed") { fmt::print("    {}\n", worker["error"].get<std::string>()); }
+    }
+    for (const json& coordinator : status["coordinators"]) {
+        fmt::print("\ncoordinator {}: {} expert blocks, {} pairs ({} computed by itself), {} sent again, {} failures\n",
+                   coordinator["process"].get<std::string>(), coordinator["layers"].get<std::uint64_t>(),
+                   coordinator["pairs"].get<std::uint64_t>(), coordinator["local_pairs"].get<std::uint64_t>(),
+                   coordinator["retries"].get<std::uint64_t>(), coordinator["failures"].get<std::uint64_t>());
+    }
+}
+
+Status show(const Options& options) {
+    LINKCPP_TRY(const net::JoinLine hub, find_hub(options.hub));
+    LINKCPP_TRY(const json status, fetch_status(hub));
+    if (options.json) {
+        fmt::print("{}\n", status.dump(2));
+    } else {
+        print_status(status);
+    }
+    return {};
+}
+
+}  // namespace
+
+void add_status(CLI::App& app) {
+    auto options = std::make_shared<Options>();
+    CLI::App* command = app.add_subcommand("status", "Shows a swarm: model, coverage, workers, coordinators");
+    command->add_option("HUB", options->hub, "Its join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");
+    command->add_flag("--json", options->json, "Machine-readable");
+    command->footer("TOKENS/S is what a worker would do if it computed all the time, for its share of the experts.\n"
+                    "Example: linkcpp status --json");
+    run_or_exit(command, [options] { return show(*options); });
+}
+
+}  // namespace linkcpp::cli

@@ -1,0 +1,26 @@
+// The commands of the `linkcpp` program. Each add_*() puts one on the command line; what it does runs from a callback.
+#pragma once
+
+#include <functional>
+
+#include <CLI/CLI.hpp>
+
+#include "base/error.h"
+
+namespace linkcpp::cli {
+
+void add_serve(CLI::App& app);
+void add_join(CLI::App& app);
+void add_exec(CLI::App& app);
+void add_status(CLI::App& app);
+void add_devices(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_manifest(CLI::App& app);
+void add_slice(CLI::App& app);
+void add_backbone(CLI::App& app);
+void add_synth(CLI::App& app);
+
+// Runs `work` when `command` is given. An error is one line on standard error, and exit status 1.
+void run_or_exit(CLI::App* command, std::function<Status()> work);
+
+}  // namespace linkcpp::cli

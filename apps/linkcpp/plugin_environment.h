@@ -1,0 +1,29 @@
+// The environment in which a stock llama.cpp program runs with the plugin.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "base/error.h"
+#include "net/join_line.h"
+
+namespace linkcpp::cli {
+
+struct PluginOptions {
+    net::JoinLine hub;
+    std::string mode = "exact";  // or "partial"
+    std::string rows = "f32";    // or "f16"
+    bool local_experts = true;
+    std::string listen;          // empty: loopback
+    bool shares_cores = false;   // workers run on this machine too
+};
+
+// Errors: not_found (libggml-swarm.so does not lie beside the program).
+Result<std::map<std::string, std::string>> plugin_environment(const PluginOptions& options);
+
+// llama.cpp's own program of that name, from the build this program was made with; the name itself (to be looked up in
+// PATH) when it is not there.
+std::string llama_program(const std::string& name);
+
+}  // namespace linkcpp::cli

@@ -1,0 +1,550 @@
+#include "coordinator/dispatcher.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+#include <ggml.h>
+#include <poll.h>
+
+#include "base/log.h"
+#include "wire/frame.h"
+
+namespace linkcpp::coordinator {
+namespace {
+
+using namespace std::chrono_literals;
+
+// What an expert's work costs: reading its weights, and then each further row of it. Only ratios matter.
+constexpr double kFirstPair = 1.0;
+constexpr double kNextPair = 0.25;
+double units_of(std::size_t n_pairs) {
+    return kFirstPair + kNextPair * static_cast<double>(n_pairs - 1);
+}
+
+// Requests are cut here, so that a worker starts while the rest is still being sent, and frames stay within limits.
+constexpr std::size_t kMaxRequestBytes = 8u << 20;
+// A holder may take this many times what its work has taken on average before it counts as hung, and as long as
+// kUnmeasured while nothing is known about its speed.
+constexpr double kSlack = 8;
+constexpr Duration kUnmeasured = 30s;
+constexpr double kSmoothing = 0.1;
+
+TimePoint now() {
+    return std::chrono::steady_clock::now();
+}
+
+void add_weighted(std::span<float> sum, const float* row, float weight) {
+    for (std::size_t i = 0; i < sum.size(); ++i) { sum[i] += row[i] * weight; }
+}
+
+}  // namespace
+
+// One layer's dispatch, from its pairs to the last answer.
+class Dispatcher::Call {
+  public:
+    Call(Dispatcher& owner, const Work& work, wire::Mode mode, std::span<float> out)
+        : d_(owner), work_(work), mode_(mode), out_(out) {}
+
+    Status run() {
+        LINKCPP_CHECK(make_tasks());
+        if (mode_ == wire::Mode::partial) { std::ranges::fill(out_, 0.0f); }
+        for (auto& holder : d_.holders_) { holder->load = 0; }
+        waiting_since_ = now();
+        while (true) {
+            d_.refresh();
+            LINKCPP_CHECK(assign());
+            LINKCPP_CHECK(compute_local());
+            if (requests_.empty() && todo_.empty()) { break; }
+            LINKCPP_CHECK(await());
+        }
+        add_partial_sums();
+        return {};
+    }
+
+    // Holders must not keep requests of a call that is over.
+    ~Call() {
+        for (auto& holder : d_.holders_) { holder->in_flight = 0; }
+    }
+
+  private:
+    Status make_tasks() {
+        const auto layer = d_.routes_->layer_index.find(work_.layer);
+        if (layer == d_.routes_->layer_index.end()) {
+            return fail(ErrorKind::invalid, "layer {} is not in the model that the hub serves", work_.layer);
+        }
+        layer_ = layer->second;
+        const std::size_t n_expert = d_.routes_->holders[layer_].size();
+        const std::uint32_t n_slots = mode_ == wire::Mode::partial ? work_.n_summed : work_.n_used;
+        std::vector<std::int32_t> task_of(n_expert, -1);
+        for (std::uint32_t t = 0; t < work_.n_tokens; ++t) {
+            for (std::uint32_t s = 0; s < n_slots; ++s) {
+                const std::int32_t expert = work_.ids[t * work_.ids_stride + s];
+                if (expert < 0 || static_cast<std::size_t>(expert) >= n_expert) {
+                    return fail(ErrorKind::invalid, "layer {}: the router chose expert {} of {}", work_.layer, expert, n_expert);
+                }
+                std::int32_t& task = task_of[static_cast<std::size_t>(expert)];
+                if (task < 0) {
+                    task = static_cast<std::int32_t>(todo_.size());
+                    todo_.push_back({static_cast<std::uint16_t>(expert), {}, {}});
+                }
+                todo_[static_cast<std::size_t>(task)].positions.push_back(t * work_.n_used + s);
+            }
+        }
+        std::ranges::stable_sort(todo_, [](const Task& a, const Task& b) {
+            return a.positions.size() != b.positions.size() ? a.positions.size() > b.positions.size() : a.expert < b.expert;
+        });
+        return {};
+    }
+
+    // The holder that would finish a task first; in partial mode by load alone, so that the groups that are summed
+    // together follow from the placement and never from timing.
+    Holder* choose(const Task& task) const {
+        Holder* best = nullptr;
+        double best_time = 0;
+        const double units = units_of(task.positions.size());
+        for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
+            Holder* holder = d_.by_route_[index];
+            if (holder == nullptr || holder->link == nullptr || std::ranges::find(task.failed, holder) != task.failed.end()) { continue; }
+            const double speed = mode_ == wire::Mode::partial ? 1 : speed_of(*holder);
+            const double time = (holder->load + units) * speed;
+            if (best == nullptr || time < best_time) {
+                best = holder;
+                best_time = time;
+            }
+        }
+        return best;
+    }
+
+    // Microseconds a unit; an unmeasured holder is taken to be as fast as the fastest.
+    double speed_of(const Holder& holder) const {
+        if (holder.us_per_unit > 0) { return holder.us_per_unit; }
+        double fastest = 0;
+        for (const auto& other : d_.holders_) {
+            if (other->us_per_unit > 0 && (fastest == 0 || other->us_per_unit < fastest)) { fastest = other->us_per_unit; }
+        }
+        return fastest > 0 ? fastest : 1;
+    }
+
+    Status assign() {
+        std::map<Holder*, std::vector<Task>> chosen;
+        std::vector<Holder*> order;
+        std::vector<Task> waiting;
+        for (Task& task : todo_) {
+            Holder* holder = choose(task);
+            if (holder != nullptr) {
+                holder->load += units_of(task.positions.size());
+                if (!chosen.contains(holder)) { order.push_back(holder); }
+                chosen[holder].push_back(std::move(task));
+            } else if (d_.local_ != nullptr) {
+                local_.push_back(std::move(task));
+            } else {
+                waiting.push_back(std::move(task));
+            }
+        }
+        todo_ = std::move(waiting);
+        if (todo_.empty()) { waiting_since_ = now(); }
+        for (Holder* holder : order) { send_all(*holder, std::move(chosen[holder])); }
+        if (!todo_.empty() && now() - waiting_since_ > d_.options_.coverage_wait) {
+            return fail(ErrorKind::disconnected,
+                        "layer {}: no worker holds expert {} ({} experts lack one) and the coordinator does not compute "
+                        "experts itself; is a worker still loading, or gone? See `linkcpp status`",
+                        work_.layer, todo_.front().expert, todo_.size());
+        }
+        return {};
+    }
+
+    std::size_t bytes_for(std::size_t n_pairs) const {
+        return n_pairs * (sizeof(wire::Pair) + std::size_t{work_.n_embd} * wire::bytes_per_value(row_type()));
+    }
+
+    wire::RowType row_type() const { return mode_ == wire::Mode::partial ? d_.options_.row_type : wire::RowType::f32; }
+
+    void send_all(Holder& holder, std::vector<Task> tasks) {
+        std::vector<Task> batch;
+        std::size_t n_pairs = 0;
+        const auto flush = [&] {
+            if (!batch.empty()) { send(holder, std::move(batch)); }
+            batch.clear();
+            n_pairs = 0;
+        };
+        for (Task& task : tasks) {
+            if (holder.link == nullptr) {  // lost while sending: back to the others
+                todo_.push_back(std::move(task));
+                continue;
+            }
+            const bool full = bytes_for(n_pairs + task.positions.size()) > kMaxRequestBytes ||
+                              n_pairs + task.positions.size() > wire::kMaxRows;
+            if (full) { flush(); }
+            n_pairs += task.positions.size();
+            batch.push_back(std::move(task));
+        }
+        if (holder.link == nullptr) {
+            for (Task& task : batch) { todo_.push_back(std::move(task)); }
+            return;
+        }
+        flush();
+    }
+
+    void send(Holder& holder, std::vector<Task> tasks) {
+        Request request{.holder = &holder, .tasks = std::move(tasks), .sent = now()};
+        struct Entry {
+            std::uint32_t position;
+            std::uint16_t expert;
+        };
+        std::vector<Entry> entries;
+        for (const Task& task : request.tasks) {
+            request.units += units_of(task.positions.size());
+            for (const std::uint32_t position : task.positions) { entries.push_back({position, task.expert}); }
+        }
+        std::ranges::sort(entries, {}, &Entry::position);
+        std::vector<wire::Pair> pairs;
+        pairs.reserve(entries.size());
+        request.positions.reserve(entries.size());
+        for (const Entry& entry : entries) {
+            const std::uint32_t token = entry.position / work_.n_used;
+            const std::uint32_t slot = entry.position % work_.n_used;
+            if (request.tokens.empty() || request.tokens.back() != token) { request.tokens.push_back(token); }
+            const float weight = mode_ == wire::Mode::partial ? work_.weights[token * work_.weights_stride + slot] : 0.0f;
+            pairs.push_back({static_cast<std::uint16_t>(request.tokens.size() - 1), entry.expert, weight});
+            request.positions.push_back(entry.position);
+        }
+        const Routes::Worker* route = d_.routes_->find(holder.id);
+        const wire::ComputeRequest header{.id = d_.next_request_++,
+                                          .model = d_.model_id_.prefix(),
+                                          .epoch = route != nullptr ? route->epoch : 0,
+                                          .layer = work_.layer,
+                                          .n_rows = static_cast<std::uint32_t>(request.tokens.size()),
+                                          .n_pairs = static_cast<std::uint32_t>(pairs.size()),
+                                          .n_embd = work_.n_embd,
+                                          .mode = mode_,
+                                          .row_type = row_type()};
+        d_.payload_.resize(header.payload_bytes());
+        copy_rows(request.tokens, header, wire::encode(header, pairs, d_.payload_));
+        const double expected_us = holder.us_per_unit * request.units;
+        const Duration patience =
+            holder.us_per_unit > 0 ? d_.options_.hang + std::chrono::microseconds(static_cast<long>(kSlack * expected_us))
+                                   : std::max<Duration>(kUnmeasured, d_.options_.hang);
+        // Requests wait in line behind those that were sent before them.
+        request.deadline = std::max(now(), holder.in_flight > 0 ? holder.deadline : TimePoint{}) + patience;
+        holder.deadline = request.deadline;
+        ++holder.in_flight;
+        ++d_.stats_.requests;
+        requests_.emplace(header.id, std::move(request));
+        if (const Status status = holder.link->send(wire::FrameType::compute_request, {d_.payload_}); !status) {
+            lose(holder, status.error());
+        }
+    }
+
+    void copy_rows(std::span<const std::uint32_t> tokens, const wire::ComputeRequest& header, std::span<std::byte> to) const {
+        for (const std::uint32_t token : tokens) {
+            const float* row = work_.h + token * work_.h_stride;
+            if (header.row_type == wire::RowType::f32) {
+                std::memcpy(to.data(), row, header.row_bytes());
+            } else {
+                std::vector<ggml_fp16_t> halves(work_.n_embd);
+                ggml_fp32_to_fp16_row(row, halves.data(), work_.n_embd);
+                std::memcpy(to.data(), halves.data(), header.row_bytes());
+            }
+            to = to.subspan(header.row_bytes());
+        }
+    }
+
+    // The holder's link is given up; what it had goes back to be assigned anew.
+    void lose(Holder& holder, const Error& error) {
+        log_warn("worker {}: {}; its work goes to others", holder.name, error.message);
+        holder.link.reset();
+        holder.in_flight = 0;
+        for (auto it = requests_.begin(); it != requests_.end();) {
+            if (it->second.holder != &holder) {
+                ++it;
+                continue;
+            }
+            give_back(it->second, nullptr);
+            it = requests_.erase(it);
+        }
+    }
+
+    void give_back(Request& request, const Holder* refused_by) {
+        for (Task& task : request.tasks) {
+            d_.stats_.retries += task.positions.size();
+            if (refused_by != nullptr) { task.failed.push_back(refused_by); }
+            todo_.push_back(std::move(task));
+        }
+    }
+
+    Status compute_local() {
+        std::vector<Task> tasks = std::move(local_);
+        local_.clear();
+        for (const Task& task : tasks) {
+            std::vector<float> rows(task.positions.size() * work_.n_embd);
+            std::vector<float> results(rows.size());
+            std::vector<expert::Pair> pairs(task.positions.size());
+            for (std::size_t i = 0; i < pairs.size(); ++i) {
+                const std::uint32_t token = task.positions[i] / work_.n_used;
+                std::copy_n(work_.h + token * work_.h_stride, work_.n_embd, rows.data() + i * work_.n_embd);
+                pairs[i] = {static_cast<std::uint16_t>(i), task.expert, 0};
+            }
+            LINKCPP_CHECK(d_.local_->compute_rows(work_.layer, rows, pairs, results));
+            for (std::size_t i = 0; i < pairs.size(); ++i) {
+                deliver(task.positions[i], reinterpret_cast<const std::byte*>(results.data() + i * work_.n_embd));
+            }
+            d_.stats_.pairs += pairs.size();
+            d_.stats_.local_pairs += pairs.size();
+            LINKCPP_CHECK(progress(0ns));
+        }
+        return {};
+    }
+
+    // One pair's row has come: in exact mode to its place, in partial mode into the token's sum.
+    void deliver(std::uint32_t position, const std::byte* row) {
+        if (mode_ == wire::Mode::exact) {
+            std::memcpy(out_.data() + std::size_t{position} * work_.n_embd, row, std::size_t{work_.n_embd} * sizeof(float));
+            return;
+        }
+        const std::uint32_t token = position / work_.n_used;
+        const float weight = work_.weights[token * work_.weights_stride + position % work_.n_used];
+        add_weighted(out_.subspan(std::size_t{token} * work_.n_embd, work_.n_embd), reinterpret_cast<const float*>(row), weight);
+    }
+
+    Status await() {
+        bool spin = true;
+        TimePoint deadline = now() + 1h;
+        for (const auto& [id, request] : requests_) {
+            deadline = std::min(deadline, request.deadline);
+            spin = spin && request.holder->link->encrypted();
+        }
+        if (!todo_.empty()) { deadline = std::min(deadline, now() + 20ms); }
+        if (spin && !requests_.empty()) {
+            const TimePoint until = now() + d_.options_.spin;
+            const std::size_t before = requests_.size();
+            while (now() < until && requests_.size() == before) { LINKCPP_CHECK(progress(0ns)); }
+            if (requests_.size() != before) { return {}; }
+        }
+        return progress(deadline - now());
+    }
+
+    // Writes and reads what is ready, waiting at most `timeout` for the first of it.
+    Status progress(Duration timeout) {
+        std::vector<pollfd> entries;
+        std::vector<Holder*> holders;
+        for (const auto& holder : d_.holders_) {
+            if (holder->link == nullptr || (holder->in_flight == 0 && holder->link->idle())) { continue; }
+            entries.push_back({holder->link->fd(), holder->link->events(), 0});
+            holders.push_back(holder.get());
+        }
+        if (entries.empty() && timeout <= 0ns) { return {}; }
+        ::poll(entries.data(), entries.size(), to_poll_ms(timeout));
+        for (std::size_t i = 0; i < holders.size(); ++i) {
+            if (entries[i].revents == 0) { continue; }
+            if (const Status status = serve(*holders[i]); !status) { lose(*holders[i], status.error()); }
+        }
+        declare_hung();
+        return {};
+    }
+
+    Status serve(Holder& holder) {
+        LINKCPP_CHECK(holder.link->flush());
+        while (holder.in_flight > 0) {
+            LINKCPP_TRY(const std::optional<net::Frame> frame, holder.link->receive());
+            if (!frame) { return {}; }
+            if (frame->type == wire::FrameType::control) { continue; }
+            if (frame->type != wire::FrameType::compute_answer) {
+                return fail(ErrorKind::corrupt, "sent a request where answers are expected");
+            }
+            LINKCPP_TRY(const wire::DecodedAnswer answer, wire::decode_compute_answer(frame->payload));
+            LINKCPP_CHECK(take(holder, answer));
+        }
+        return {};
+    }
+
+    Status take(Holder& holder, const wire::DecodedAnswer& answer) {
+        const auto found = requests_.find(answer.header.id);
+        if (found == requests_.end() || found->second.holder != &holder) {
+            ++d_.stats_.late;
+            return {};
+        }
+        Request request = std::move(found->second);
+        requests_.erase(found);
+        --holder.in_flight;
+        if (answer.header.outcome != wire::Outcome::done) {
+            log_warn("worker {}: {} (layer {}); its work goes to others", holder.name, to_string(answer.header.outcome), work_.layer);
+            give_back(request, &holder);
+            return {};
+        }
+        const bool exact = mode_ == wire::Mode::exact;
+        const std::size_t expected = exact ? request.positions.size() : request.tokens.size();
+        if (answer.header.n_rows != expected || answer.header.n_embd != work_.n_embd || answer.header.row_type != row_type()) {
+            give_back(request, &holder);
+            return fail(ErrorKind::corrupt, "expected {} rows of {}, got {} of {}", expected, work_.n_embd,
+                        answer.header.n_rows, answer.header.n_embd);
+        }
+        if (exact) {
+            const std::size_t row_bytes = std::size_t{work_.n_embd} * sizeof(float);
+            for (std::size_t i = 0; i < expected; ++i) { deliver(request.positions[i], answer.rows.data() + i * row_bytes); }
+        } else {
+            keep_sums(request, answer);
+        }
+        d_.stats_.pairs += request.positions.size();
+        const double us_per_unit = std::max(1.0, static_cast<double>(answer.header.compute_us)) / request.units;
+        holder.us_per_unit = holder.us_per_unit == 0 ? us_per_unit : (1 - kSmoothing) * holder.us_per_unit + kSmoothing * us_per_unit;
+        return {};
+    }
+
+    // Partial sums are added when all are there, in an order that does not depend on who was first.
+    void keep_sums(const Request& request, const wire::DecodedAnswer& answer) {
+        PartialSums sums{request.tasks.front().expert, request.tokens, std::vector<float>(request.tokens.size() * work_.n_embd)};
+        if (answer.header.row_type == wire::RowType::f32) {
+            std::memcpy(sums.rows.data(), answer.rows.data(), answer.rows.size());
+        } else {
+            std::vector<ggml_fp16_t> halves(sums.rows.size());
+            std::memcpy(halves.data(), answer.rows.data(), answer.rows.size());
+            ggml_fp16_to_fp32_row(halves.data(), sums.rows.data(), static_cast<std::int64_t>(halves.size()));
+        }
+        partial_.push_back(std::move(sums));
+    }
+
+    void add_partial_sums() {
+        std::ranges::sort(partial_, {}, &PartialSums::first_expert);
+        for (const PartialSums& sums : partial_) {
+            for (std::size_t i = 0; i < sums.tokens.size(); ++i) {
+                add_weighted(out_.subspan(std::size_t{sums.tokens[i]} * work_.n_embd, work_.n_embd),
+                             sums.rows.data() + i * work_.n_embd, 1.0f);
+            }
+        }
+    }
+
+    void declare_hung() {
+        const TimePoint time = now();
+        for (const auto& holder : d_.holders_) {
+            if (holder->link == nullptr || holder->in_flight == 0) { continue; }
+            for (const auto& [id, request] : requests_) {
+                if (request.holder != holder.get() || time < request.deadline) { continue; }
+                lose(*holder, {ErrorKind::timeout, fmt::format("no answer within {:.2f} s, taken to be hung",
+                                                               to_seconds(time - request.sent))});
+                break;
+            }
+        }
+    }
+
+    struct PartialSums {
+        std::uint16_t first_expert;
+        std::vector<std::uint32_t> tokens;
+        std::vector<float> rows;
+    };
+
+    Dispatcher& d_;
+    const Work& work_;
+    wire::Mode mode_;
+    std::span<float> out_;
+    std::size_t layer_ = 0;
+    std::vector<Task> todo_;   // not assigned
+    std::vector<Task> local_;  // to be computed here
+    std::map<std::uint64_t, Request> requests_;
+    std::vector<PartialSums> partial_;
+    TimePoint waiting_since_{};
+};
+
+void Dispatcher::set_manifest(std::shared_ptr<const model::Manifest> manifest, const Digest& id) {
+    const std::lock_guard lock(inbox_mutex_);
+    inbox_manifest_ = std::move(manifest);
+    inbox_model_id_ = id;
+    inbox_full_ = true;
+}
+
+void Dispatcher::set_routes(std::shared_ptr<const Routes> routes) {
+    const std::lock_guard lock(inbox_mutex_);
+    inbox_routes_ = std::move(routes);
+    inbox_full_ = true;
+}
+
+void Dispatcher::set_local(std::unique_ptr<LocalExperts> local) {
+    const std::lock_guard lock(inbox_mutex_);
+    inbox_local_ = std::move(local);
+    inbox_full_ = true;
+}
+
+void Dispatcher::add_link(std::string worker, std::unique_ptr<net::Link> link) {
+    const std::lock_guard lock(inbox_mutex_);
+    inbox_links_.emplace_back(std::move(worker), std::move(link));
+    inbox_full_ = true;
+}
+
+void Dispatcher::refresh() {
+    if (!inbox_full_.load(std::memory_order_acquire)) { return; }
+    const std::lock_guard lock(inbox_mutex_);
+    inbox_full_ = false;
+    if (inbox_manifest_) {
+        manifest_ = std::move(inbox_manifest_);
+        model_id_ = inbox_model_id_;
+    }
+    if (inbox_local_) { local_ = std::move(inbox_local_); }
+    if (inbox_routes_) { routes_ = std::move(inbox_routes_); }
+    for (auto& [worker, link] : inbox_links_) {
+        auto found = std::ranges::find(holders_, worker, [](const auto& holder) { return holder->id; });
+        if (found == holders_.end()) {
+            holders_.push_back(std::make_unique<Holder>());
+            found = holders_.end() - 1;
+            (*found)->id = worker;
+        }
+        link->set_limit(wire::kMaxComputeBytes);
+        // A new link from a worker whose old one still stands: the old one is dead, only nobody has noticed. What it had
+        // in flight is noticed by its deadline or, here, by its link's number having changed.
+        if ((*found)->in_flight > 0) { continue; }
+        (*found)->link = std::move(link);
+    }
+    inbox_links_.clear();
+    by_route_.clear();
+    if (!routes_) { return; }
+    for (const Routes::Worker& worker : routes_->workers) {
+        const auto found = std::ranges::find(holders_, worker.id, [](const auto& holder) { return holder->id; });
+        by_route_.push_back(found == holders_.end() ? nullptr : found->get());
+        if (by_route_.back() != nullptr) { by_route_.back()->name = worker.name; }
+    }
+}
+
+bool Dispatcher::covered(std::size_t* missing) {
+    const std::lock_guard lock(call_mutex_);
+    refresh();
+    std::size_t lacking = 0;
+    if (!routes_) { return false; }
+    for (const auto& layer : routes_->holders) {
+        for (const auto& holders : layer) {
+            lacking += std::ranges::none_of(holders, [&](std::uint16_t i) {
+                return by_route_[i] != nullptr && by_route_[i]->link != nullptr;
+            }) ? 1 : 0;
+        }
+    }
+    if (missing != nullptr) { *missing = lacking; }
+    return lacking == 0 || local_ != nullptr;
+}
+
+Status Dispatcher::compute(const Work& work, wire::Mode mode, std::span<float> out) {
+    const std::lock_guard lock(call_mutex_);
+    refresh();
+    if (!routes_ || !manifest_) { return fail(ErrorKind::disconnected, "the hub has not said yet who holds what"); }
+    const Status status = Call(*this, work, mode, out).run();
+    ++stats_.layers;
+    stats_.rows += work.n_tokens;
+    stats_.failures += status ? 0 : 1;
+    std::uint64_t bytes_in = 0;
+    std::uint64_t bytes_out = 0;
+    for (const auto& holder : holders_) {
+        if (holder->link == nullptr) { continue; }
+        bytes_in += holder->link->counters().bytes_in;
+        bytes_out += holder->link->counters().bytes_out;
+    }
+    stats_.bytes_in = bytes_in;
+    stats_.bytes_out = bytes_out;
+    return status;
+}
+
+Status Dispatcher::compute_rows(const Work& work, std::span<float> out) {
+    return compute(work, wire::Mode::exact, out);
+}
+
+Status Dispatcher::compute_sums(const Work& work, std::span<float> out) {
+    return compute(work, wire::Mode::partial, out);
+}
+
+}  // namespace linkcpp::coordinator

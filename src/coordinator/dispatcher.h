@@ -1,0 +1,144 @@
+// Dispatch and combine: sends each (token, expert, weight) pair of a layer to a holder of that expert and puts what comes
+// back where it belongs. Exact: nothing is skipped, whoever fails; without any holder the call fails.
+//
+// All pairs of one expert in one call go to the same holder: its kernels then see the batch that one process would see.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "coordinator/local_experts.h"
+#include "coordinator/routes.h"
+#include "model/manifest.h"
+#include "net/link.h"
+#include "wire/compute.h"
+
+namespace linkcpp::coordinator {
+
+struct DispatchOptions {
+    wire::Mode mode = wire::Mode::exact;
+    wire::RowType row_type = wire::RowType::f32;  // f16 in partial mode only
+    // A holder that has not answered for this long, and for several times what its work should take, is hung.
+    Duration hang = std::chrono::seconds(1);
+    // How long a call waits for a holder to come (back) before it fails.
+    Duration coverage_wait = std::chrono::milliseconds(1500);
+    // How long to look for answers before sleeping, when no worker shares this machine's cores.
+    Duration spin = std::chrono::microseconds(50);
+};
+
+struct DispatchStats {
+    std::atomic<std::uint64_t> layers{0};
+    std::atomic<std::uint64_t> requests{0};
+    std::atomic<std::uint64_t> rows{0};
+    std::atomic<std::uint64_t> pairs{0};
+    std::atomic<std::uint64_t> local_pairs{0};
+    std::atomic<std::uint64_t> retries{0};
+    std::atomic<std::uint64_t> failures{0};
+    std::atomic<std::uint64_t> late{0};  // answers that nobody waited for any more
+    std::atomic<std::uint64_t> bytes_in{0};
+    std::atomic<std::uint64_t> bytes_out{0};
+};
+
+// One layer's work. Row r of `h` begins at h + r * h_stride; ids and weights likewise, in elements.
+struct Work {
+    std::uint32_t layer = 0;
+    std::uint32_t n_embd = 0;
+    std::uint32_t n_tokens = 0;
+    std::uint32_t n_used = 0;
+    const float* h = nullptr;
+    std::size_t h_stride = 0;
+    const std::int32_t* ids = nullptr;
+    std::size_t ids_stride = 0;
+    const float* weights = nullptr;  // partial sums only
+    std::size_t weights_stride = 0;
+    std::uint32_t n_summed = 0;  // partial sums only: the first so many of a token's experts
+};
+
+class Dispatcher {
+  public:
+    explicit Dispatcher(DispatchOptions options) : options_(options) {}
+
+    // Control thread: what the hub says, and links whose workers have been admitted.
+    void set_manifest(std::shared_ptr<const model::Manifest> manifest, const Digest& id);
+    void set_routes(std::shared_ptr<const Routes> routes);
+    void set_local(std::unique_ptr<LocalExperts> local);
+    void add_link(std::string worker, std::unique_ptr<net::Link> link);
+
+    // Calling thread of llama.cpp; calls from several threads wait for each other.
+    // out: {n_embd, n_used, n_tokens}, one row a pair. Errors: disconnected (nobody can compute an expert; says which).
+    Status compute_rows(const Work& work, std::span<float> out);
+    // out: {n_embd, n_tokens}, weighted sums.
+    Status compute_sums(const Work& work, std::span<float> out);
+
+    // From any thread.
+    const DispatchStats& stats() const { return stats_; }
+    const DispatchOptions& options() const { return options_; }
+    // Whether every slice has a holder with a link, or the coordinator computes what has none. `missing`: how many lack.
+    bool covered(std::size_t* missing = nullptr);
+
+  private:
+    struct Holder {
+        std::string id;
+        std::string name;
+        std::unique_ptr<net::Link> link;
+        double us_per_unit = 0;    // measured; 0: not yet
+        double load = 0;           // of the current call
+        std::size_t in_flight = 0;
+        TimePoint deadline{};      // of the oldest request in flight
+        TimePoint progress_at{};
+        std::uint64_t bytes_seen = 0;
+    };
+    // Pairs of one expert: positions (token * n_used + slot), ascending.
+    struct Task {
+        std::uint16_t expert = 0;
+        std::vector<std::uint32_t> positions;
+        std::vector<const Holder*> failed;  // holders that have refused it in this call
+    };
+    struct Request {
+        Holder* holder = nullptr;
+        std::vector<Task> tasks;
+        std::vector<std::uint32_t> positions;  // one a pair, in the request's order
+        std::vector<std::uint32_t> tokens;     // one a row
+        double units = 0;
+        TimePoint sent{};
+        TimePoint deadline{};
+    };
+    class Call;
+    friend class Call;
+
+    void refresh();
+    Status compute(const Work& work, wire::Mode mode, std::span<float> out);
+
+    DispatchOptions options_;
+    DispatchStats stats_;
+
+    std::mutex inbox_mutex_;  // guards the inbox_*
+    std::vector<std::pair<std::string, std::unique_ptr<net::Link>>> inbox_links_;
+    std::shared_ptr<const Routes> inbox_routes_;
+    std::shared_ptr<const model::Manifest> inbox_manifest_;
+    Digest inbox_model_id_;
+    std::unique_ptr<LocalExperts> inbox_local_;
+    std::atomic<bool> inbox_full_{false};
+
+    // One call at a time. It is held across I/O on purpose: a second caller could do nothing but wait.
+    std::mutex call_mutex_;
+    std::shared_ptr<const Routes> routes_;
+    std::shared_ptr<const model::Manifest> manifest_;
+    Digest model_id_;
+    std::unique_ptr<LocalExperts> local_;
+    std::vector<std::unique_ptr<Holder>> holders_;  // those with a link
+    std::vector<Holder*> by_route_;                 // routes_->workers[i] → holder, or null
+    std::uint64_t next_request_ = 1;
+    Bytes payload_;
+};
+
+}  // namespace linkcpp::coordinator

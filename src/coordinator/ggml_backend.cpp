@@ -1,0 +1,485 @@
+#include "coordinator/ggml_backend.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include <ggml-backend-impl.h>
+#include <ggml-backend.h>
+#include <ggml.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "coordinator/block.h"
+#include "coordinator/dispatcher.h"
+#include "coordinator/hub_client.h"
+#include "coordinator/settings.h"
+
+namespace linkcpp::coordinator {
+namespace {
+
+constexpr const char* kName = "Swarm";
+constexpr std::size_t kAlignment = 64;
+
+// What lives as long as the process: ggml keeps pointers into it. Made by swarm_registry(), the one function that ggml
+// asks for, and never freed: other threads may still be computing when static objects are destroyed.
+struct Plugin {
+    Settings settings;
+    bool broken = false;  // the settings could not be read: refuse to load a model rather than run it here
+    Dispatcher dispatcher;
+    std::mutex mutex;  // guards the two below
+    std::unique_ptr<HubClient> client;
+    std::shared_ptr<const model::Manifest> manifest;
+
+    ggml_backend_reg registry{};
+    ggml_backend_device device{};
+    ggml_backend_buffer_type buffer_type{};
+
+    explicit Plugin(Settings s) : settings(std::move(s)), dispatcher(settings.dispatch) {}
+};
+
+Plugin* g_plugin = nullptr;  // set once in swarm_registry()
+
+// Calls `work` and turns whatever it throws into `otherwise`: nothing may unwind into llama.cpp.
+template <class Work, class T>
+T guarded(const char* where, T otherwise, const Work& work) noexcept {
+    try {
+        return work();
+    } catch (const std::exception& error) {
+        log_error("{}: {}", where, error.what());
+    } catch (...) {
+        log_error("{}: unknown exception", where);
+    }
+    return otherwise;
+}
+
+// ---- buffers ---------------------------------------------------------------------------------------------------------
+
+// A range of addresses. For weights it stays without memory: llama.cpp hands us every expert's bytes, and we keep none.
+// As soon as it turns out to be for computation it gets memory, page by page as it is touched.
+struct Buffer {
+    void* base = nullptr;
+    std::size_t bytes = 0;
+    bool readable = false;
+
+    explicit Buffer(std::size_t n) : bytes(std::max<std::size_t>(n, kAlignment)) {
+        void* address = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        base = address == MAP_FAILED ? nullptr : address;
+    }
+    ~Buffer() {
+        if (base != nullptr) { ::munmap(base, bytes); }
+    }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+
+    bool make_readable() {
+        readable = readable || ::mprotect(base, bytes, PROT_READ | PROT_WRITE) == 0;
+        return readable;
+    }
+};
+
+Buffer& context_of(ggml_backend_buffer_t buffer) {
+    return *static_cast<Buffer*>(buffer->context);
+}
+
+bool is_ours(const ggml_tensor* tensor) {
+    const ggml_backend_buffer_t buffer = tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+    return buffer != nullptr && buffer->buft == &g_plugin->buffer_type;
+}
+
+void buffer_free(ggml_backend_buffer_t buffer) {
+    delete &context_of(buffer);
+}
+
+void* buffer_base(ggml_backend_buffer_t buffer) {
+    return context_of(buffer).base;
+}
+
+// An expert tensor that llama.cpp is about to load: is it the one that the workers hold?
+Status check_weight(const ggml_tensor* tensor) {
+    const std::string_view name = ggml_get_name(tensor);
+    if (name.find(".lora_") != std::string_view::npos) {
+        return fail(ErrorKind::unsupported, "{}: LoRA adapters on routed experts are not supported; merge the adapter into "
+                                            "the model (llama-export-lora) and serve that", name);
+    }
+    const auto parsed = model::parse_expert_tensor_name(name);
+    const model::MoeLayer* layer = parsed ? g_plugin->manifest->model.find(parsed->layer) : nullptr;
+    const model::ExpertTensor* expected = layer != nullptr ? layer->find(parsed->role) : nullptr;
+    if (expected == nullptr) {
+        return fail(ErrorKind::invalid, "{}: the model that the hub serves ({}) has no such tensor; give this program the "
+                                        "model that `linkcpp status` names", name, g_plugin->manifest->model.name);
+    }
+    const bool same = expected->type == tensor->type && std::ranges::equal(expected->ne, std::span(tensor->ne, 3));
+    if (same) { return {}; }
+    return fail(ErrorKind::invalid, "{}: the hub serves {} of {{{}, {}, {}}}, this program loads {} of {{{}, {}, {}}}: it is "
+                                    "another model or another quantisation; give it the one that `linkcpp status` names",
+                name, ggml_type_name(expected->type), expected->ne[0], expected->ne[1], expected->ne[2],
+                ggml_type_name(tensor->type), tensor->ne[0], tensor->ne[1], tensor->ne[2]);
+}
+
+ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
+    return guarded("loading", GGML_STATUS_FAILED, [&] {
+        if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
+            return context_of(buffer).make_readable() ? GGML_STATUS_SUCCESS : GGML_STATUS_ALLOC_FAILED;
+        }
+        if (tensor->view_src != nullptr) { return GGML_STATUS_SUCCESS; }
+        if (const Status status = check_weight(tensor); !status) {
+            log_error("{}", status.error().message);
+            return GGML_STATUS_FAILED;
+        }
+        return GGML_STATUS_SUCCESS;
+    });
+}
+
+// Weights come without memory behind them: their bytes are dropped, they are on the workers.
+void buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* data, size_t offset, size_t size) {
+    if (context_of(buffer).readable) { std::memcpy(static_cast<char*>(tensor->data) + offset, data, size); }
+}
+
+void buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* tensor, void* data, size_t offset, size_t size) {
+    if (context_of(buffer).readable) {
+        std::memcpy(data, static_cast<const char*>(tensor->data) + offset, size);
+    } else {
+        std::memset(data, 0, size);
+        log_warn("{}: its bytes were asked for, but they are on the workers", ggml_get_name(tensor));
+    }
+}
+
+void buffer_memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, uint8_t value, size_t offset, size_t size) {
+    if (context_of(buffer).readable) { std::memset(static_cast<char*>(tensor->data) + offset, value, size); }
+}
+
+bool buffer_copy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* from, ggml_tensor* to) {
+    if (!context_of(buffer).readable || from->buffer == nullptr || !ggml_backend_buffer_is_host(from->buffer)) { return false; }
+    std::memcpy(to->data, from->data, ggml_nbytes(from));
+    return true;
+}
+
+void buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    Buffer& context = context_of(buffer);
+    if (context.readable) { std::memset(context.base, value, context.bytes); }
+}
+
+constexpr ggml_backend_buffer_i kBufferInterface = {
+    .free_buffer = buffer_free,
+    .get_base = buffer_base,
+    .init_tensor = buffer_init_tensor,
+    .memset_tensor = buffer_memset_tensor,
+    .set_tensor = buffer_set_tensor,
+    .get_tensor = buffer_get_tensor,
+    .set_tensor_2d = nullptr,
+    .get_tensor_2d = nullptr,
+    .cpy_tensor = buffer_copy_tensor,
+    .clear = buffer_clear,
+    .reset = nullptr,
+};
+
+// ---- joining the hub -------------------------------------------------------------------------------------------------
+
+// Waits until every slice can be computed, so that a model that loads also runs.
+Status wait_for_coverage(Duration timeout) {
+    using namespace std::chrono_literals;
+    const TimePoint start = std::chrono::steady_clock::now();
+    TimePoint next_line = start + 2s;
+    std::size_t missing = 0;
+    while (!g_plugin->dispatcher.covered(&missing)) {
+        const TimePoint now = std::chrono::steady_clock::now();
+        if (now - start >= timeout) {
+            return fail(ErrorKind::timeout, "{} expert slices have no live holder after {:.0f} s; start more workers with "
+                                            "`linkcpp join`, or let this program compute experts itself "
+                                            "(LINKCPP_LOCAL_EXPERTS=on)", missing, to_seconds(timeout));
+        }
+        if (now >= next_line) {
+            log_info("waiting for workers: {} expert slices have no live holder yet ({:.0f} s of {:.0f} s)", missing,
+                     to_seconds(now - start), to_seconds(timeout));
+            next_line = now + 2s;
+        }
+        ::usleep(10'000);
+    }
+    return {};
+}
+
+// Called when the first real buffer is allocated: a model is being loaded in earnest.
+Status connect() {
+    const std::lock_guard lock(g_plugin->mutex);
+    if (g_plugin->broken) { return fail(ErrorKind::invalid, "the settings above are wrong; no model is loaded"); }
+    if (g_plugin->manifest) { return {}; }
+    if (!g_plugin->client) {
+        LINKCPP_TRY(g_plugin->client, HubClient::start(g_plugin->settings.hub, g_plugin->dispatcher));
+    }
+    auto manifest = g_plugin->client->wait_for_model(g_plugin->settings.wait);
+    if (!manifest) {
+        g_plugin->client.reset();
+        return std::unexpected(manifest.error());
+    }
+    LINKCPP_CHECK(wait_for_coverage(g_plugin->settings.coverage_wait));
+    g_plugin->manifest = *manifest;
+    log_info("experts of {} ({} layers) are computed by the swarm, mode {}", g_plugin->manifest->model.name,
+             g_plugin->manifest->model.layers.size(),
+             g_plugin->settings.dispatch.mode == wire::Mode::exact ? "exact" : "partial");
+    return {};
+}
+
+// ---- buffer type -----------------------------------------------------------------------------------------------------
+
+const char* buffer_type_name(ggml_backend_buffer_type_t /*type*/) {
+    return kName;
+}
+
+ggml_backend_buffer_t buffer_type_alloc(ggml_backend_buffer_type_t type, size_t size) {
+    return guarded("loading", static_cast<ggml_backend_buffer_t>(nullptr), [&]() -> ggml_backend_buffer_t {
+        // Size 0: llama.cpp only asks what would be possible.
+        if (size > 0) {
+            if (const Status status = connect(); !status) {
+                log_error("{}", status.error().message);
+                return nullptr;
+            }
+        }
+        auto buffer = std::make_unique<Buffer>(size);
+        if (buffer->base == nullptr) {
+            log_error("no room for {} bytes of addresses; raise the limit of virtual memory (ulimit -v)", size);
+            return nullptr;
+        }
+        return ggml_backend_buffer_init(type, kBufferInterface, buffer.release(), size);
+    });
+}
+
+size_t buffer_type_alignment(ggml_backend_buffer_type_t /*type*/) {
+    return kAlignment;
+}
+
+bool buffer_type_is_host(ggml_backend_buffer_type_t /*type*/) {
+    return false;  // or llama.cpp would write weights into it directly
+}
+
+// ---- computing -------------------------------------------------------------------------------------------------------
+
+Status check_rows(const ggml_tensor* t, ggml_type type) {
+    if (t->type == type && t->data != nullptr && t->nb[0] == ggml_type_size(type)) { return {}; }
+    return fail(ErrorKind::unsupported, "{}: expected rows of {}, got {}", ggml_get_name(t), ggml_type_name(type),
+                ggml_type_name(t->type));
+}
+
+Status compute_block(const Block& block) {
+    LINKCPP_CHECK(check_rows(block.h, GGML_TYPE_F32));
+    LINKCPP_CHECK(check_rows(block.ids, GGML_TYPE_I32));
+    Work work;
+    work.layer = block.layer;
+    work.n_embd = static_cast<std::uint32_t>(block.h->ne[0]);
+    work.n_tokens = static_cast<std::uint32_t>(block.h->ne[2]);
+    work.n_used = static_cast<std::uint32_t>(block.ids->ne[0]);
+    work.h = static_cast<const float*>(block.h->data);
+    work.h_stride = block.h->nb[2] / sizeof(float);
+    work.ids = static_cast<const std::int32_t*>(block.ids->data);
+    work.ids_stride = block.ids->nb[1] / sizeof(std::int32_t);
+    if (work.n_tokens == 0) { return {}; }
+
+    Dispatcher& dispatcher = g_plugin->dispatcher;
+    const bool partial = dispatcher.options().mode == wire::Mode::partial && block.weights != nullptr &&
+                         block.weights->type == GGML_TYPE_F32 && block.weights->nb[1] == sizeof(float) &&
+                         ggml_is_contiguous(block.sum);
+    if (partial) {
+        work.weights = static_cast<const float*>(block.weights->data);
+        work.weights_stride = block.weights->nb[2] / sizeof(float);
+        work.n_summed = block.n_summed;
+        return dispatcher.compute_sums(work, {static_cast<float*>(block.sum->data), ggml_nelements(block.sum) * 1ul});
+    }
+    if (!ggml_is_contiguous(block.down)) {
+        return fail(ErrorKind::unsupported, "{}: expected a contiguous result", ggml_get_name(block.down));
+    }
+    LINKCPP_CHECK(dispatcher.compute_rows(work, {static_cast<float*>(block.down->data), ggml_nelements(block.down) * 1ul}));
+    for (ggml_tensor* node : block.tail) { LINKCPP_CHECK(compute_tail_node(node)); }
+    return {};
+}
+
+ggml_status backend_graph_compute(ggml_backend_t /*backend*/, ggml_cgraph* graph) {
+    return guarded("computing", GGML_STATUS_FAILED, [&] {
+        const auto blocks = find_blocks(graph, is_ours);
+        Status status = blocks ? Status() : Status(std::unexpected(blocks.error()));
+        for (std::size_t i = 0; status && i < blocks->size(); ++i) { status = compute_block((*blocks)[i]); }
+        if (status) { return GGML_STATUS_SUCCESS; }
+        log_error("{}", status.error().message);
+        return GGML_STATUS_FAILED;
+    });
+}
+
+const char* backend_name(ggml_backend_t /*backend*/) {
+    return kName;
+}
+
+void backend_free(ggml_backend_t backend) {
+    delete backend;
+}
+
+constexpr ggml_backend_i kBackendInterface = {
+    .get_name = backend_name,
+    .free = backend_free,
+    .set_tensor_async = nullptr,
+    .get_tensor_async = nullptr,
+    .set_tensor_2d_async = nullptr,
+    .get_tensor_2d_async = nullptr,
+    .cpy_tensor_async = nullptr,
+    .synchronize = nullptr,
+    .graph_plan_create = nullptr,
+    .graph_plan_free = nullptr,
+    .graph_plan_update = nullptr,
+    .graph_plan_compute = nullptr,
+    .graph_compute = backend_graph_compute,
+    .event_record = nullptr,
+    .event_wait = nullptr,
+    .graph_optimize = nullptr,
+};
+
+// ---- device ----------------------------------------------------------------------------------------------------------
+
+const char* device_name(ggml_backend_dev_t /*device*/) {
+    return kName;
+}
+
+const char* device_description(ggml_backend_dev_t /*device*/) {
+    return "routed experts on a linkcpp swarm";
+}
+
+void device_memory(ggml_backend_dev_t /*device*/, size_t* free, size_t* total) {
+    *free = 0;  // nothing of this machine's
+    *total = 0;
+}
+
+enum ggml_backend_dev_type device_type(ggml_backend_dev_t /*device*/) {
+    return GGML_BACKEND_DEVICE_TYPE_ACCEL;  // llama.cpp puts such buffer types first in the list of the CPU's layers
+}
+
+void device_props(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
+    std::memset(props, 0, sizeof *props);
+    props->name = device_name(device);
+    props->description = device_description(device);
+    props->type = device_type(device);
+}
+
+ggml_guid* guid() {
+    static ggml_guid value = {0x6c, 0x69, 0x6e, 0x6b, 0x63, 0x70, 0x70, 0x2d, 0x73, 0x77, 0x61, 0x72, 0x6d, 0x2d, 0x30, 0x31};
+    return &value;
+}
+
+ggml_backend_t device_init(ggml_backend_dev_t device, const char* /*params*/) {
+    return guarded("starting", static_cast<ggml_backend_t>(nullptr),
+                   [&] { return new ggml_backend{guid(), kBackendInterface, device, nullptr}; });
+}
+
+ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t /*device*/) {
+    return &g_plugin->buffer_type;
+}
+
+bool device_supports_op(ggml_backend_dev_t /*device*/, const ggml_tensor* op) {
+    if (!g_plugin->settings.active) { return false; }
+    switch (op->op) {
+        case GGML_OP_NONE:
+        case GGML_OP_VIEW:
+        case GGML_OP_RESHAPE: return true;
+        default: return guarded("planning", false, [&] { return belongs_to_block(op, is_ours); });
+    }
+}
+
+bool device_supports_buffer_type(ggml_backend_dev_t /*device*/, ggml_backend_buffer_type_t type) {
+    return type == &g_plugin->buffer_type || ggml_backend_buft_is_host(type);
+}
+
+constexpr ggml_backend_device_i kDeviceInterface = {
+    .get_name = device_name,
+    .get_description = device_description,
+    .get_memory = device_memory,
+    .get_type = device_type,
+    .get_props = device_props,
+    .init_backend = device_init,
+    .get_buffer_type = device_buffer_type,
+    .get_host_buffer_type = nullptr,
+    .buffer_from_host_ptr = nullptr,
+    .supports_op = device_supports_op,
+    .supports_buft = device_supports_buffer_type,
+    .offload_op = nullptr,
+    .event_new = nullptr,
+    .event_free = nullptr,
+    .event_synchronize = nullptr,
+};
+
+// ---- registry --------------------------------------------------------------------------------------------------------
+
+const char* registry_name(ggml_backend_reg_t /*registry*/) {
+    return kName;
+}
+
+size_t registry_device_count(ggml_backend_reg_t /*registry*/) {
+    return 1;
+}
+
+// ggml has checked the plugin's API version by now: tell whoever started this program that the plugin is in it.
+void check_in() {
+    const char* text = std::getenv("LINKCPP_CHECK_IN_FD");
+    if (text == nullptr) { return; }
+    const int fd = std::atoi(text);
+    const char byte = 1;
+    if (fd > 2 && ::write(fd, &byte, 1) == 1) { ::close(fd); }
+    ::unsetenv("LINKCPP_CHECK_IN_FD");
+}
+
+ggml_backend_dev_t registry_device(ggml_backend_reg_t /*registry*/, size_t /*index*/) {
+    check_in();
+    return &g_plugin->device;
+}
+
+constexpr ggml_backend_reg_i kRegistryInterface = {
+    .get_name = registry_name,
+    .get_device_count = registry_device_count,
+    .get_device = registry_device,
+    .get_proc_address = nullptr,
+};
+
+constexpr ggml_backend_buffer_type_i kBufferTypeInterface = {
+    .get_name = buffer_type_name,
+    .alloc_buffer = buffer_type_alloc,
+    .get_alignment = buffer_type_alignment,
+    .get_max_size = nullptr,
+    .get_alloc_size = nullptr,
+    .is_host = buffer_type_is_host,
+};
+
+#ifndef LINKCPP_PLUGIN_API_VERSION
+#define LINKCPP_PLUGIN_API_VERSION GGML_BACKEND_API_VERSION  // tests build one that is out of date
+#endif
+
+void make_plugin() {
+    set_log_name("linkcpp");
+    auto settings = read_settings();
+    if (!settings) {
+        log_error("{}", settings.error().message);
+        Settings refused;
+        refused.active = true;
+        g_plugin = new Plugin(refused);
+        g_plugin->broken = true;
+    } else {
+        g_plugin = new Plugin(*std::move(settings));
+        if (!g_plugin->settings.active) {
+            log_info("LINKCPP_HUB is not set: the swarm plugin is loaded and does nothing");
+        }
+    }
+    g_plugin->registry = {LINKCPP_PLUGIN_API_VERSION, kRegistryInterface, nullptr};
+    g_plugin->device = {kDeviceInterface, &g_plugin->registry, nullptr};
+    g_plugin->buffer_type = {kBufferTypeInterface, &g_plugin->device, nullptr};
+}
+
+}  // namespace
+
+ggml_backend_reg* swarm_registry() {
+    static std::once_flag once;
+    return guarded("starting", static_cast<ggml_backend_reg*>(nullptr), [] {
+        std::call_once(once, make_plugin);
+        return &g_plugin->registry;
+    });
+}
+
+}  // namespace linkcpp::coordinator

@@ -1,0 +1,323 @@
+#include "coordinator/hub_client.h"
+
+#include <algorithm>
+#include <array>
+
+#include <poll.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/platform.h"
+
+namespace linkcpp::coordinator {
+namespace {
+
+using namespace std::chrono_literals;
+namespace fb = wire::fb;
+
+constexpr Duration kConnectTimeout = 3s;
+constexpr Duration kHelloTimeout = 5s;
+constexpr Duration kFirstDelay = 200ms;
+constexpr Duration kMaxDelay = 5s;
+constexpr std::size_t kMaxCallers = 64;
+constexpr int kMissedHeartbeats = 10;
+
+TimePoint now() {
+    return std::chrono::steady_clock::now();
+}
+
+}  // namespace
+
+HubClient::HubClient(HubClientOptions options, Dispatcher& dispatcher, net::Identity identity, net::TlsContext tls,
+                     net::Listener tcp, net::Listener unix_listener, std::filesystem::path unix_path)
+    : options_(std::move(options)),
+      dispatcher_(dispatcher),
+      identity_(std::move(identity)),
+      tls_(std::move(tls)),
+      tcp_(std::move(tcp)),
+      unix_(std::move(unix_listener)),
+      unix_path_(std::move(unix_path)) {}
+
+Result<std::unique_ptr<HubClient>> HubClient::start(HubClientOptions options, Dispatcher& dispatcher) {
+    LINKCPP_TRY(net::Identity identity, net::Identity::make());
+    LINKCPP_TRY(net::TlsContext tls, net::TlsContext::make(identity));
+    LINKCPP_TRY(net::Listener tcp, net::Listener::tcp(options.listen));
+    LINKCPP_TRY(const std::filesystem::path dir, runtime_dir());
+    const std::filesystem::path path = dir / fmt::format("coordinator-{}-{}.sock", ::getpid(), random_hex(3));
+    LINKCPP_TRY(net::Listener unix_listener, net::Listener::unix_socket(path));
+    std::unique_ptr<HubClient> client(new HubClient(std::move(options), dispatcher, std::move(identity), std::move(tls),
+                                                    std::move(tcp), std::move(unix_listener), path));
+    client->thread_ = std::jthread([raw = client.get()](const std::stop_token& stop) {
+        // No exception may leave a thread of somebody else's process.
+        try {
+            raw->run(stop);
+        } catch (const std::exception& error) {
+            raw->fail_start({ErrorKind::failed, error.what()});
+        }
+    });
+    return client;
+}
+
+HubClient::~HubClient() {
+    thread_.request_stop();
+    stop_wakeup_.signal();
+}
+
+void HubClient::fail_start(const Error& error) {
+    log_error("{}", error.message);
+    const std::lock_guard lock(mutex_);
+    last_error_ = error;
+    hopeless_ = true;
+    changed_.notify_all();
+}
+
+Result<std::shared_ptr<const model::Manifest>> HubClient::wait_for_model(Duration timeout) {
+    const TimePoint start = now();
+    const TimePoint deadline = start + timeout;
+    TimePoint next_line = start + 2s;
+    std::unique_lock lock(mutex_);
+    while (true) {
+        if (manifest_ && have_routes_) { return manifest_; }
+        if (hopeless_) { return std::unexpected(last_error_); }
+        if (now() >= deadline) {
+            return fail(ErrorKind::timeout, "hub at {}: no answer within {:.0f} s ({}); is `linkcpp serve` running there?",
+                        options_.hub.hub.text(), to_seconds(timeout),
+                        last_error_.message.empty() ? "nothing was heard" : last_error_.message);
+        }
+        if (now() >= next_line) {
+            log_info("waiting for the hub at {}: {:.0f} s of {:.0f} s", options_.hub.hub.text(), to_seconds(now() - start),
+                     to_seconds(timeout));
+            next_line = now() + 2s;
+        }
+        changed_.wait_for(lock, std::min<Duration>(deadline - now(), 500ms));
+    }
+}
+
+void HubClient::run(const std::stop_token& stop) {
+    Duration delay = kFirstDelay;
+    while (!stop.stop_requested()) {
+        Status status;
+        if (auto hub = connect()) {
+            log_info("registered with the hub at {}", options_.hub.hub.text());
+            delay = kFirstDelay;
+            status = session(**hub, stop);
+        } else {
+            status = std::unexpected(hub.error());
+        }
+        if (stop.stop_requested()) { return; }
+        {
+            const std::lock_guard lock(mutex_);
+            last_error_ = status.error();
+            hopeless_ = status.error().kind == ErrorKind::invalid;
+            changed_.notify_all();
+        }
+        log_warn("{}", status.error().message);
+        const TimePoint until = now() + delay;
+        while (now() < until && !stop.stop_requested()) { turn(nullptr, until - now()); }
+        delay = std::min<Duration>(delay * 2, kMaxDelay);
+    }
+}
+
+Result<std::unique_ptr<net::Link>> HubClient::connect() {
+    const std::string name = fmt::format("hub at {}", options_.hub.hub.text());
+    LINKCPP_TRY(UniqueFd fd, net::connect_tcp(options_.hub.hub, kConnectTimeout));
+    LINKCPP_TRY(auto link, net::Link::tls_client(std::move(fd), name, tls_, options_.hub.fingerprint));
+    fb::HelloT hello;
+    hello.role = fb::Role::coordinator;
+    hello.features = wire::features();
+    hello.release = LINKCPP_VERSION;
+    hello.token = options_.hub.token;
+    hello.boot_id = boot_id();
+    hello.listen_address = tcp_.address().text();
+    hello.unix_path = unix_path_.string();
+    hello.process = options_.process;
+    LINKCPP_CHECK(net::send_message(*link, std::move(hello)));
+    LINKCPP_TRY(const auto answer, net::receive_message_blocking(*link, kHelloTimeout));
+    if (const auto* refused = answer->body.AsRefused()) { return std::unexpected(net::to_error(*refused, name)); }
+    const auto* welcome = answer->body.AsWelcome();
+    if (welcome == nullptr) { return fail(ErrorKind::corrupt, "{}: expected a welcome", name); }
+    welcome_ = *welcome;
+    link->set_limit(wire::kMaxControlBytes);
+    return link;
+}
+
+Status HubClient::session(net::Link& hub, const std::stop_token& stop) {
+    const Duration heartbeat = std::chrono::milliseconds(std::clamp(welcome_.heartbeat_ms, 50u, 60'000u));
+    TimePoint next_report{};
+    TimePoint last_heard = now();
+    while (!stop.stop_requested()) {
+        LINKCPP_CHECK(hub.flush());
+        while (true) {
+            LINKCPP_TRY(const auto message, net::receive_message(hub));
+            if (!message) { break; }
+            last_heard = now();
+            LINKCPP_CHECK(handle(hub, *message));
+        }
+        if (now() - last_heard > heartbeat * kMissedHeartbeats) {
+            return fail(ErrorKind::timeout, "{}: silent for {:.0f} s", hub.name(), to_seconds(now() - last_heard));
+        }
+        if (now() >= next_report) {
+            LINKCPP_CHECK(report(hub, 0));
+            next_report = now() + heartbeat;
+        }
+        turn(&hub, next_report - now());
+    }
+    return {};
+}
+
+Status HubClient::handle(net::Link& hub, const wire::ControlT& message) {
+    if (const auto* refused = message.body.AsRefused()) { return std::unexpected(net::to_error(*refused, "the hub")); }
+    if (const auto* manifest = message.body.AsManifest()) { return take_manifest(*manifest); }
+    if (const auto* routes = message.body.AsRoutes()) { return take_routes(*routes); }
+    if (const auto* ask = message.body.AsAsk(); ask != nullptr && ask->sequence != 0) { return report(hub, ask->sequence); }
+    return {};
+}
+
+Status HubClient::take_manifest(const fb::ManifestT& message) {
+    const Digest id = sha256(as_bytes(message.json));
+    {
+        const std::lock_guard lock(mutex_);
+        if (manifest_ && model_id_ == id) { return {}; }
+        if (manifest_) {
+            return fail(ErrorKind::invalid, "the hub serves another model now ({}); restart this program", id.hex().substr(0, 12));
+        }
+    }
+    LINKCPP_TRY(model::Manifest parsed, model::Manifest::from_json(message.json));
+    auto manifest = std::make_shared<const model::Manifest>(std::move(parsed));
+    dispatcher_.set_manifest(manifest, id);
+    {
+        const std::lock_guard lock(mutex_);
+        manifest_ = manifest;
+        model_id_ = id;
+    }
+    open_local_experts();
+    return {};
+}
+
+void HubClient::open_local_experts() {
+    if (!options_.local_experts) { return; }
+    const std::filesystem::path path = options_.model.empty() ? std::filesystem::path(welcome_.model_path) : options_.model;
+    if (path.empty()) {
+        log_info("the model file is not on this machine: experts that no worker holds cannot be computed here");
+        return;
+    }
+    auto local = LocalExperts::open(path, *manifest_, options_.n_threads);
+    if (local) {
+        dispatcher_.set_local(*std::move(local));
+    } else {
+        log_warn("experts that no worker holds cannot be computed here: {}", local.error().message);
+    }
+}
+
+Status HubClient::take_routes(const fb::RoutesT& message) {
+    std::shared_ptr<const model::Manifest> manifest;
+    Digest id;
+    {
+        const std::lock_guard lock(mutex_);
+        manifest = manifest_;
+        id = model_id_;
+    }
+    LINKCPP_TRY(const Digest routed, wire::decode_digest(message.model_id));
+    if (!manifest || routed != id) { return fail(ErrorKind::corrupt, "hub: routes for a model whose manifest it has not sent"); }
+    LINKCPP_TRY(Routes routes, make_routes(message, manifest->model));
+    routes_ = std::make_shared<const Routes>(std::move(routes));
+    dispatcher_.set_routes(routes_);
+    const std::lock_guard lock(mutex_);
+    have_routes_ = true;
+    changed_.notify_all();
+    return {};
+}
+
+Status HubClient::report(net::Link& hub, std::uint64_t sequence) {
+    const DispatchStats& s = dispatcher_.stats();
+    fb::StatsT stats;
+    stats.sequence = sequence;
+    stats.requests = s.requests;
+    stats.pairs = s.pairs;
+    stats.rows = s.rows;
+    stats.bytes_in = s.bytes_in;
+    stats.bytes_out = s.bytes_out;
+    stats.resident_bytes = resident_bytes();
+    stats.layers = s.layers;
+    stats.local_pairs = s.local_pairs;
+    stats.retries = s.retries;
+    stats.failures = s.failures;
+    return net::send_message(hub, std::move(stats));
+}
+
+void HubClient::turn(net::Link* hub, Duration timeout) {
+    std::vector<pollfd> entries{{stop_wakeup_.fd(), POLLIN, 0}, {tcp_.fd(), POLLIN, 0}, {unix_.fd(), POLLIN, 0}};
+    if (hub != nullptr) { entries.push_back({hub->fd(), hub->events(), 0}); }
+    const std::size_t first = entries.size();
+    for (const Caller& caller : callers_) {
+        entries.push_back({caller.link->fd(), caller.link->events(), 0});
+        timeout = std::min<Duration>(timeout, caller.since + kHelloTimeout - now());
+    }
+    ::poll(entries.data(), entries.size(), to_poll_ms(timeout));
+    for (std::size_t i = first; i < entries.size(); ++i) {
+        Caller& caller = callers_[i - first];
+        if (entries[i].revents != 0) { greet(caller); }
+        caller.done = caller.done || now() - caller.since > kHelloTimeout;
+    }
+    std::erase_if(callers_, [](const Caller& caller) { return caller.done; });
+    if (entries[1].revents != 0) { accept(tcp_, true); }
+    if (entries[2].revents != 0) { accept(unix_, false); }
+}
+
+void HubClient::accept(net::Listener& listener, bool encrypted) {
+    while (true) {
+        auto accepted = listener.accept();
+        if (!accepted) {
+            log_warn("data links: {}", accepted.error().message);
+            return;
+        }
+        if (!*accepted) { return; }
+        if (callers_.size() >= kMaxCallers) {
+            log_warn("data links: {} turned away, {} others have not said hello yet", (*accepted)->from, callers_.size());
+            continue;
+        }
+        Caller caller{.uid = (*accepted)->uid, .since = now()};
+        if (encrypted) {
+            auto link = net::Link::tls_server(std::move((*accepted)->fd), (*accepted)->from, tls_);
+            if (!link) { continue; }
+            caller.link = *std::move(link);
+        } else {
+            // The socket file lets nobody else in; root may always.
+            if (caller.uid != ::getuid() && caller.uid != 0u) { continue; }
+            caller.link = net::Link::plain(std::move((*accepted)->fd), (*accepted)->from);
+        }
+        callers_.push_back(std::move(caller));
+    }
+}
+
+void HubClient::greet(Caller& caller) {
+    const auto message = net::receive_message(*caller.link);
+    if (!message) {
+        log_info("data link: {}", message.error().message);
+        caller.done = true;
+        return;
+    }
+    if (*message == nullptr) { return; }
+    caller.done = true;
+    const auto* hello = (*message)->body.AsDataHello();
+    const std::string from = caller.link->name();
+    if (hello == nullptr || (caller.link->encrypted() && caller.link->peer()->hex() != hello->worker)) {
+        net::refuse(*caller.link, ErrorKind::invalid, "the worker's id is not its key's");
+        log_warn("data link: {} refused, its id is not its key's", from);
+        return;
+    }
+    const Routes::Worker* worker = routes_ ? routes_->find(hello->worker) : nullptr;
+    if (worker == nullptr) {
+        net::refuse(*caller.link, ErrorKind::overloaded, "the hub has not named this worker yet");
+        log_info("data link: {} refused for now, the hub has not named this worker", from);
+        return;
+    }
+    caller.link->rename(worker->name);
+    fb::DataWelcomeT welcome;
+    welcome.features = wire::features();
+    if (const Status status = net::send_message(*caller.link, std::move(welcome)); !status) { return; }
+    log_info("data link from worker {} ({})", worker->name, from);
+    dispatcher_.add_link(hello->worker, std::move(caller.link));
+}
+
+}  // namespace linkcpp::coordinator

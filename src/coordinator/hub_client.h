@@ -1,0 +1,98 @@
+// The coordinator's control plane: registers with the hub, learns model and routes, and lets workers' data links in.
+// One thread of its own, the control thread; it reconnects by itself, and dispatch goes on while the hub is away.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "coordinator/dispatcher.h"
+#include "coordinator/routes.h"
+#include "model/manifest.h"
+#include "net/control_link.h"
+#include "net/identity.h"
+#include "net/join_line.h"
+#include "net/link.h"
+#include "net/socket.h"
+#include "net/wakeup.h"
+
+namespace linkcpp::coordinator {
+
+struct HubClientOptions {
+    net::JoinLine hub;
+    net::Address listen{"127.0.0.1", 0};  // data links over TLS
+    bool local_experts = true;
+    std::filesystem::path model;  // for local experts; empty: what the hub says, when it is on this machine
+    unsigned n_threads = 0;       // of local experts
+    std::string process;          // for people
+};
+
+class HubClient {
+  public:
+    // Opens the listeners and starts the control thread. `dispatcher` outlives this object.
+    static Result<std::unique_ptr<HubClient>> start(HubClientOptions options, Dispatcher& dispatcher);
+    ~HubClient();
+
+    // Waits until the hub has sent the model and the first routes, with a line of progress every few seconds.
+    // Errors: timeout, invalid (wrong key or token), what else kept it from connecting.
+    Result<std::shared_ptr<const model::Manifest>> wait_for_model(Duration timeout);
+
+  private:
+    struct Caller {  // a data link that has not said hello yet
+        std::unique_ptr<net::Link> link;
+        std::optional<std::uint32_t> uid;  // of a Unix socket
+        TimePoint since{};
+        bool done = false;
+    };
+
+    HubClient(HubClientOptions options, Dispatcher& dispatcher, net::Identity identity, net::TlsContext tls,
+              net::Listener tcp, net::Listener unix_listener, std::filesystem::path unix_path);
+
+    void run(const std::stop_token& stop);
+    Result<std::unique_ptr<net::Link>> connect();
+    Status session(net::Link& hub, const std::stop_token& stop);
+    Status handle(net::Link& hub, const wire::ControlT& message);
+    Status take_manifest(const wire::fb::ManifestT& message);
+    Status take_routes(const wire::fb::RoutesT& message);
+    void open_local_experts();
+    Status report(net::Link& hub, std::uint64_t sequence);
+    // One turn of the data links' side: accepts, greets, hands over; waits at most `timeout`. `hub` may be null.
+    void turn(net::Link* hub, Duration timeout);
+    void accept(net::Listener& listener, bool encrypted);
+    void greet(Caller& caller);
+    void fail_start(const Error& error);
+
+    HubClientOptions options_;
+    Dispatcher& dispatcher_;
+    net::Identity identity_;
+    net::TlsContext tls_;
+    net::Listener tcp_;
+    net::Listener unix_;
+    std::filesystem::path unix_path_;
+    net::Wakeup stop_wakeup_;
+
+    // Of the control thread alone.
+    std::vector<Caller> callers_;
+    std::shared_ptr<const Routes> routes_;
+    wire::fb::WelcomeT welcome_;
+
+    std::mutex mutex_;  // guards the four below
+    std::condition_variable changed_;
+    std::shared_ptr<const model::Manifest> manifest_;
+    Digest model_id_;
+    bool have_routes_ = false;
+    Error last_error_;
+    bool hopeless_ = false;  // last_error_ will not go away by trying again
+
+    std::jthread thread_;  // last
+};
+
+}  // namespace linkcpp::coordinator

@@ -1,0 +1,41 @@
+#include "coordinator/routes.h"
+
+#include <algorithm>
+
+namespace linkcpp::coordinator {
+namespace {
+
+constexpr std::size_t kMaxWorkers = 4096;
+
+}  // namespace
+
+const Routes::Worker* Routes::find(std::string_view id) const {
+    const auto found = std::ranges::find(workers, id, &Worker::id);
+    return found == workers.end() ? nullptr : &*found;
+}
+
+Result<Routes> make_routes(const wire::fb::RoutesT& message, const model::MoeModel& model) {
+    if (message.workers.size() > kMaxWorkers) {
+        return fail(ErrorKind::corrupt, "routes: expected at most {} workers, got {}", kMaxWorkers, message.workers.size());
+    }
+    Routes routes;
+    for (std::size_t i = 0; i < model.layers.size(); ++i) {
+        routes.layer_index[model.layers[i].layer] = i;
+        routes.holders.emplace_back(model.layers[i].n_expert);
+    }
+    for (const auto& route : message.workers) {
+        const auto index = static_cast<std::uint16_t>(routes.workers.size());
+        routes.workers.push_back({route->worker, route->name, route->epoch});
+        LINKCPP_TRY(const wire::SliceSet slices, wire::decode_slices(route->slices));
+        for (const wire::LayerExperts& layer : slices) {
+            const auto found = routes.layer_index.find(layer.layer);
+            const bool known = found != routes.layer_index.end() &&
+                               (layer.experts.empty() || layer.experts.back() < routes.holders[found->second].size());
+            if (!known) { return fail(ErrorKind::corrupt, "routes: layer {} has no such experts", layer.layer); }
+            for (const std::uint16_t expert : layer.experts) { routes.holders[found->second][expert].push_back(index); }
+        }
+    }
+    return routes;
+}
+
+}  // namespace linkcpp::coordinator

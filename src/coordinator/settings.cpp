@@ -1,0 +1,65 @@
+#include "coordinator/settings.h"
+
+#include <charconv>
+#include <cstdlib>
+
+#include <unistd.h>
+
+#include "base/platform.h"
+
+namespace linkcpp::coordinator {
+namespace {
+
+std::string_view variable(const char* name) {
+    const char* value = std::getenv(name);
+    return value != nullptr ? value : "";
+}
+
+// One of two words; `fallback` when the variable is not set.
+Result<bool> choice(const char* name, std::string_view yes, std::string_view no, bool fallback) {
+    const std::string_view value = variable(name);
+    if (value.empty()) { return fallback; }
+    if (value == yes) { return true; }
+    if (value == no) { return false; }
+    return fail(ErrorKind::invalid, "{}: expected {} or {}, got '{}'", name, yes, no, value);
+}
+
+Result<Duration> seconds(const char* name, Duration fallback) {
+    const std::string_view value = variable(name);
+    if (value.empty()) { return fallback; }
+    double number = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+    if (error != std::errc{} || end != value.data() + value.size() || !(number >= 0) || number > 1e6) {
+        return fail(ErrorKind::invalid, "{}: expected seconds, got '{}'", name, value);
+    }
+    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(number));
+}
+
+}  // namespace
+
+Result<Settings> read_settings() {
+    Settings settings;
+    const std::string_view hub = variable("LINKCPP_HUB");
+    if (hub.empty()) { return settings; }
+    settings.active = true;
+    LINKCPP_TRY(settings.hub.hub, net::parse_join_line(hub));
+    LINKCPP_TRY(settings.hub.local_experts, choice("LINKCPP_LOCAL_EXPERTS", "on", "off", true));
+    LINKCPP_TRY(const bool exact, choice("LINKCPP_MODE", "exact", "partial", true));
+    LINKCPP_TRY(const bool f16, choice("LINKCPP_ROWS", "f16", "f32", false));
+    if (exact && f16) {
+        return fail(ErrorKind::invalid, "LINKCPP_ROWS=f16 rounds what is sent: it needs LINKCPP_MODE=partial");
+    }
+    settings.dispatch.mode = exact ? wire::Mode::exact : wire::Mode::partial;
+    settings.dispatch.row_type = f16 ? wire::RowType::f16 : wire::RowType::f32;
+    if (const std::string_view listen = variable("LINKCPP_LISTEN"); !listen.empty()) {
+        LINKCPP_TRY(settings.hub.listen, net::parse_address(listen));
+    }
+    settings.hub.model = variable("LINKCPP_MODEL");
+    settings.hub.process = fmt::format("{}[{}]", process_name(), ::getpid());
+    LINKCPP_TRY(settings.wait, seconds("LINKCPP_WAIT", settings.wait));
+    LINKCPP_TRY(settings.coverage_wait, seconds("LINKCPP_COVERAGE_WAIT", settings.coverage_wait));
+    LINKCPP_TRY(settings.dispatch.hang, seconds("LINKCPP_HANG", settings.dispatch.hang));
+    return settings;
+}
+
+}  // namespace linkcpp::coordinator
