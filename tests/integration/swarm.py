@@ -1,0 +1,228 @@
+"""Hubs, workers and llama.cpp's programs as real processes, for tests and the demo.
+
+A Swarm owns a folder of its own (LINKCPP_HOME) and every process it starts. close() ends them all and removes the folder;
+should Python itself be killed, the kernel ends them. Each process logs to a file, and every wait has a deadline.
+Python's standard library is all it needs.
+"""
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+POLL_S = 0.02
+START_S = 60  # until a worker holds its slices or a server answers, on a busy machine of two cores
+RUN_S = 120  # for one run of a program of llama.cpp
+
+# Compared runs must add in one order: the same threads, no re-packing of weights.
+SAME_ARITHMETIC = ["--no-repack", "-t", "2"]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+
+
+def bin_dir():
+    """The folder of linkcpp's programs."""
+    return Path(os.environ["LINKCPP_BIN"])
+
+
+def llama_dir():
+    """The folder of llama.cpp's programs."""
+    return Path(os.environ["LINKCPP_LLAMA_BIN"])
+
+
+def _die_with_parent():
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def wait_for(condition, timeout, what):
+    """The first true value of condition(); TimeoutError with `what` after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {timeout} s")
+        time.sleep(POLL_S)
+
+
+def one_sentence(stderr):
+    """The lines of what a program of linkcpp said that report an error."""
+    return [line for line in stderr.splitlines() if "error" in line.lower()]
+
+
+class Process:
+    """One process, its standard output and error in files."""
+
+    def __init__(self, name, arguments, environment, folder):
+        self.name = name
+        self.out_path = folder / f"{name}.out"
+        self.err_path = folder / f"{name}.err"
+        with open(self.out_path, "wb") as out, open(self.err_path, "wb") as err:
+            # A group of its own: Ctrl-C reaches us alone, and we end it in order.
+            self.popen = subprocess.Popen([str(a) for a in arguments], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                          env=environment, start_new_session=True, preexec_fn=_die_with_parent)
+
+    @property
+    def pid(self):
+        return self.popen.pid
+
+    def poll(self):
+        """The exit status (negative: the signal), or None while it runs."""
+        return self.popen.poll()
+
+    def out(self):
+        return self.out_path.read_bytes()
+
+    def err(self):
+        return self.err_path.read_text(errors="replace")
+
+    def wait(self, timeout=RUN_S):
+        """Its exit status; TimeoutError if it runs longer."""
+        try:
+            return self.popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self.name} still runs after {timeout} s; it said:\n{self.err()[-3000:]}") from None
+
+    def kill(self):
+        """kill -9, and waits for its end."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def stop(self):
+        """Ends it and its children: politely, then not."""
+        if self.poll() is None:
+            self.popen.terminate()
+            try:
+                self.popen.wait(6)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.popen.wait()
+
+
+class Swarm:
+    """At most one hub, workers, and the programs run on them."""
+
+    def __init__(self):
+        # Short: Unix sockets lie in it, and their paths have at most 107 characters.
+        self.home = Path(tempfile.mkdtemp(prefix="lcpp", dir="/tmp"))
+        ours = ("LINKCPP_", "LLAMA_ARG_", "GGML_BACKEND_PATH")
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+        self.environment["LINKCPP_HOME"] = str(self.home)
+        self.processes = []
+        self.hub = None
+        self.line = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        """Ends every process, removes the folder; returns the logs."""
+        for process in reversed(self.processes):
+            process.stop()
+        logs = "".join(f"--- {p.name}, exit status {p.poll()}\n{p.err()[-6000:]}\n" for p in self.processes
+                       if p.err_path.exists())
+        self.processes = []
+        shutil.rmtree(self.home, ignore_errors=True)
+        return logs
+
+    # ---- processes
+
+    def start(self, name, arguments, **variables):
+        """Starts a process; `variables` are added to its environment, those that are None taken out."""
+        used = {p.out_path.stem for p in self.processes}
+        unique = next(n for n in [name, *(f"{name}-{i}" for i in range(2, 1000))] if n not in used)
+        environment = {**self.environment, **{k: str(v) for k, v in variables.items() if v is not None}}
+        for variable, value in variables.items():
+            if value is None:
+                environment.pop(variable, None)
+        process = Process(unique, arguments, environment, self.home)
+        self.processes.append(process)
+        return process
+
+    def linkcpp(self, *arguments, name=None, timeout=RUN_S, **variables):
+        """Runs `linkcpp ARGUMENTS` to its end."""
+        process = self.start(name or f"linkcpp-{arguments[0]}", [bin_dir() / "linkcpp", *arguments], **variables)
+        process.wait(timeout)
+        return process
+
+    def serve(self, model, *arguments, workers=0, hub_only=True, **variables):
+        """Starts `linkcpp serve` on ports that are free, and waits until its local workers hold everything."""
+        command = [bin_dir() / "linkcpp", "serve", "-m", model, "--port", "0"]
+        command += ["--local-workers", workers] if workers else []
+        command += ["--hub-only"] if hub_only else []
+        self.hub = self.start("hub", [*command, *arguments], **variables)
+        self.line = wait_for(self._find_line, START_S, "the hub's join line")
+        if workers:
+            self.wait_covered()
+        return self.hub
+
+    def _find_line(self):
+        if self.hub.poll() is not None:
+            raise RuntimeError(f"linkcpp serve ended with status {self.hub.poll()}:\n{self.hub.err()}")
+        match = re.search(r"linkcpp join '(linkcpp://[^']+)'", self.hub.out().decode())
+        return match and match.group(1)
+
+    def join(self, name, *arguments, line=None, **variables):
+        """Starts a worker of one thread."""
+        return self.start(name, [bin_dir() / "linkcpp", "join", "--name", name, "--threads", 1, *arguments],
+                          LINKCPP_HUB=line or self.line, **variables)
+
+    def exec_arguments(self, program, *arguments, options=()):
+        return [bin_dir() / "linkcpp", "exec", *options, "--", program, *arguments]
+
+    def exec(self, program, *arguments, options=("--no-local-experts",), timeout=RUN_S, **variables):
+        """Runs a program of llama.cpp on the swarm to its end."""
+        process = self.start_exec(program, *arguments, options=options, **variables)
+        process.wait(timeout)
+        return process
+
+    def start_exec(self, program, *arguments, options=("--no-local-experts",), **variables):
+        return self.start(f"exec-{Path(program).name}", self.exec_arguments(program, *arguments, options=options),
+                          **variables)
+
+    def alone(self, program, *arguments, timeout=RUN_S, **variables):
+        """Runs a program of llama.cpp in one process, without the plugin."""
+        process = self.start_alone(program, *arguments, **variables)
+        process.wait(timeout)
+        return process
+
+    def start_alone(self, program, *arguments, **variables):
+        return self.start(f"alone-{Path(program).name}", [llama_dir() / program, *arguments], **variables)
+
+    # ---- what the hub says
+
+    def status(self):
+        """`linkcpp status --json`, or None when the hub did not answer."""
+        result = subprocess.run([bin_dir() / "linkcpp", "status", "--json"], env=self.environment, capture_output=True,
+                                timeout=20)
+        return json.loads(result.stdout) if result.returncode == 0 else None
+
+    def wait_status(self, condition, what, timeout=START_S):
+        """Polls the status until condition(status); returns that status."""
+        def check():
+            status = self.status()
+            return status if status and condition(status) else None
+        return wait_for(check, timeout, what)
+
+    def wait_covered(self, timeout=START_S):
+        """Until every slice has as many live holders as were asked for."""
+        def covered(status):
+            wanted = status["model"]["slices"] * status["coverage"]["replicas"]
+            return (status["coverage"]["missing_slices"] == 0
+                    and sum(w["slices"] for w in status["workers"] if w["state"] == "ready") >= wanted)
+        return self.wait_status(covered, "workers that hold every slice", timeout)
