@@ -1,0 +1,100 @@
+"""llama-server as a client sees it."""
+
+import http.client
+import json
+import socket
+
+from swarm import START_S, wait_for
+
+REQUEST_S = 60
+
+
+def free_port():
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class RequestFailed(Exception):
+    """The server answered with an error: status and what it says."""
+
+    def __init__(self, status, body):
+        super().__init__(f"{status}: {body}")
+        self.status = status
+        self.body = body
+
+
+class Server:
+    """A llama-server on a port of this machine."""
+
+    def __init__(self, port, process):
+        self.port = port
+        self.process = process
+
+    def healthy(self):
+        try:
+            return self._get("/health") == 200
+        except OSError:
+            return False
+
+    def wait_healthy(self):
+        def check():
+            if self.process.poll() is not None:
+                raise RuntimeError(f"{self.process.name} ended with status {self.process.poll()}:\n{self.process.err()}")
+            return self.healthy()
+        wait_for(check, START_S, "llama-server's health")
+        return self
+
+    def _get(self, path):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def _events(self, path, body):
+        """The JSON of each server-sent event until [DONE] or the end."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_S)
+        try:
+            connection.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise RequestFailed(response.status, response.read().decode())
+            for line in response:
+                line = line.decode().strip()
+                if line.startswith("error:"):
+                    raise RequestFailed(response.status, line)
+                if not line.startswith("data:"):
+                    continue
+                data = line[5:].strip()
+                if data == "[DONE]":
+                    return
+                event = json.loads(data)
+                if "error" in event:
+                    raise RequestFailed(event["error"].get("code"), event["error"].get("message"))
+                yield event
+        finally:
+            connection.close()
+
+    def complete(self, prompt, n_tokens, on_token=None, **more):
+        """The text that follows a prompt; on_token() is called as each token arrives."""
+        text = ""
+        for event in self._events("/completion", {"prompt": prompt, "n_predict": n_tokens, "temperature": 0, "seed": 1,
+                                                  "cache_prompt": False, **more}):
+            text += event["content"]
+            if on_token:
+                on_token()
+        return text
+
+    def chat(self, question, n_tokens):
+        """(text, number of events) of an OpenAI-style chat request, streamed."""
+        text, n_events = "", 0
+        body = {"model": "any", "messages": [{"role": "user", "content": question}], "max_tokens": n_tokens,
+                "temperature": 0, "seed": 1, "cache_prompt": False}
+        for event in self._events("/v1/chat/completions", body):
+            n_events += 1
+            for choice in event["choices"]:
+                text += choice["delta"].get("content") or ""
+        return text, n_events
