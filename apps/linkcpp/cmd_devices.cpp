@@ -39,7 +39,8 @@ Status list_devices(bool json) {
 
 void add_devices(CLI::App& app) {
     auto json = std::make_shared<bool>(false);
-    CLI::App* command = app.add_subcommand("devices", "Lists the devices that a worker on this machine could compute on");
+    CLI::App* command =
+        app.add_subcommand("devices", "Lists the devices that a worker on this machine could compute on");
     command->add_flag("--json", *json, "Machine-readable");
     command->footer("Example: linkcpp devices");
     run_or_exit(command, [json] { return list_devices(*json); });

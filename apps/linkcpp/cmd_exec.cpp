@@ -39,7 +39,9 @@ bool workers_here(const net::JoinLine& hub) {
 
 Status run(const Options& options) {
     StopOnSignal stop;
-    PluginOptions plugin{.mode = options.mode, .rows = options.rows, .local_experts = !options.no_local_experts,
+    PluginOptions plugin{.mode = options.mode,
+                         .rows = options.rows,
+                         .local_experts = !options.no_local_experts,
                          .listen = options.listen};
     LINKCPP_TRY(plugin.hub, find_hub(options.hub));
     plugin.shares_cores = workers_here(plugin.hub);
@@ -53,8 +55,9 @@ Status run(const Options& options) {
         if (stop.requested()) { child.signal(stop.number()); }
         if (!child.checked_in() && std::chrono::steady_clock::now() - start > kCheckInTime) {
             // Without the plugin it would run the whole model on this machine, or a backbone without its experts.
-            return fail(ErrorKind::failed, "{} has not loaded the swarm plugin within {:.0f} s and was stopped; it must be a "
-                                           "program of llama.cpp whose ggml loads this plugin (see above for its reason)",
+            return fail(ErrorKind::failed,
+                        "{} has not loaded the swarm plugin within {:.0f} s and was stopped; it must be a "
+                        "program of llama.cpp whose ggml loads this plugin (see above for its reason)",
                         process.arguments[0], to_seconds(kCheckInTime));
         }
     }
@@ -67,17 +70,22 @@ Status run(const Options& options) {
 void add_exec(CLI::App& app) {
     auto options = std::make_shared<Options>();
     CLI::App* command = app.add_subcommand("exec", "Runs a program of llama.cpp with its routed experts on the swarm");
-    command->add_option("--hub", options->hub, "The hub's join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");
-    command->add_option("--mode", options->mode, "exact: every expert's row comes back and is added as llama.cpp would; "
-                                                 "partial: one sum a worker, fewer bytes, other rounding")
+    command->add_option("--hub", options->hub,
+                        "The hub's join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");
+    command
+        ->add_option("--mode", options->mode,
+                     "exact: every expert's row comes back and is added as llama.cpp would; "
+                     "partial: one sum a worker, fewer bytes, other rounding")
         ->check(CLI::IsMember({"exact", "partial"}))
         ->capture_default_str();
     command->add_option("--rows", options->rows, "What rows travel as; f16 needs --mode partial")
         ->check(CLI::IsMember({"f32", "f16"}))
         ->capture_default_str();
-    command->add_option("--listen", options->listen, "Where workers on other machines reach this program, such as 0.0.0.0:7072 "
-                                                     "(default: this machine only)");
-    command->add_flag("--no-local-experts", options->no_local_experts, "Never compute an expert here: fail when no worker holds it");
+    command->add_option("--listen", options->listen,
+                        "Where workers on other machines reach this program, such as 0.0.0.0:7072 "
+                        "(default: this machine only)");
+    command->add_flag("--no-local-experts", options->no_local_experts,
+                      "Never compute an expert here: fail when no worker holds it");
     command->add_option("PROGRAM", options->program, "The program and its arguments, behind --")->required();
     command->prefix_command();
     command->footer("Example: linkcpp exec -- llama-completion -m model.gguf -p 'In the beginning' -n 64");

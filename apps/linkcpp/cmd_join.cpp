@@ -52,7 +52,8 @@ Result<OwnIdentity> own_identity(const std::string& wanted) {
 std::string clean_name(std::string_view name) {
     std::string clean;
     for (const char c : name.substr(0, 64)) {
-        const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+        const bool plain =
+            (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
         clean += plain || c == '.' ? c : '-';
     }
     return clean.empty() || clean.front() == '.' ? "worker" + clean : clean;
@@ -91,17 +92,20 @@ Status join(const Options& options) {
 void add_join(CLI::App& app) {
     auto options = std::make_shared<Options>();
     CLI::App* command = app.add_subcommand("join", "Joins a swarm as a worker (also as linkcpp-expert-worker)");
-    command->add_option("LINE", options->line,
-                        "The join line that `linkcpp serve` prints, or @FILE with the line in it; without it $LINKCPP_HUB, "
-                        "or the hub on this machine");
+    command->add_option(
+        "LINE", options->line,
+        "The join line that `linkcpp serve` prints, or @FILE with the line in it; without it $LINKCPP_HUB, "
+        "or the hub on this machine");
     command->add_option("--name", options->name, "What people call this worker (default: the host's name)");
     command->add_option("--device", options->device,
                         "Where to compute, see `linkcpp devices` (default: the first that is not a CPU, else the CPU)");
-    command->add_option("--memory", options->memory, "Memory that experts may fill, such as 4G (default: most of what is free)");
+    command->add_option("--memory", options->memory,
+                        "Memory that experts may fill, such as 4G (default: most of what is free)");
     command->add_option("--threads", options->n_threads, "Threads of a CPU device (default: all processors)");
     command->add_option("--store", options->store, "Folder that slices are kept in (default: in the user's cache)");
-    command->footer("Example: linkcpp join 'linkcpp://192.168.1.5:7070/FINGERPRINT/TOKEN' --memory 4G\n"
-                    "Example: LINKCPP_HUB='linkcpp://…' linkcpp join --threads 2");
+    command->footer(
+        "Example: linkcpp join 'linkcpp://192.168.1.5:7070/FINGERPRINT/TOKEN' --memory 4G\n"
+        "Example: LINKCPP_HUB='linkcpp://…' linkcpp join --threads 2");
     run_or_exit(command, [options] { return join(*options); });
 }
 

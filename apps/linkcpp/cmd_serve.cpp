@@ -50,7 +50,8 @@ Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
     std::string rest;
     for (std::size_t i = 0; i < hub.file().n_splits(); ++i) {
         const auto time = std::filesystem::last_write_time(hub.file().path(i), error).time_since_epoch().count();
-        rest += fmt::format("{} {} {}\n", std::filesystem::absolute(hub.file().path(i)).string(), hub.file().file_bytes(i), time);
+        rest += fmt::format("{} {} {}\n", std::filesystem::absolute(hub.file().path(i)).string(),
+                            hub.file().file_bytes(i), time);
     }
     const std::filesystem::path path =
         dir / fmt::format("{}-{}.gguf", hub.model_id().hex().substr(0, 16), sha256(as_bytes(rest)).hex().substr(0, 8));
@@ -64,14 +65,21 @@ Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
 Result<std::vector<Process>> start_workers(const Options& options, const net::JoinLine& line) {
     std::vector<Process> workers;
     if (options.n_local_workers == 0) { return workers; }
-    std::uint64_t memory = static_cast<std::uint64_t>(static_cast<double>(available_memory_bytes()) * kLocalMemoryShare) /
-                           options.n_local_workers;
+    std::uint64_t memory =
+        static_cast<std::uint64_t>(static_cast<double>(available_memory_bytes()) * kLocalMemoryShare) /
+        options.n_local_workers;
     if (!options.worker_memory.empty()) { LINKCPP_TRY(memory, parse_bytes(options.worker_memory)); }
     const unsigned n_threads = std::max(1u, n_processors() / options.n_local_workers);
     for (unsigned i = 1; i <= options.n_local_workers; ++i) {
         ProcessOptions process;
-        process.arguments = {(executable_dir() / "linkcpp").string(), "join", "--name", fmt::format("local-{}", i),
-                             "--memory", std::to_string(memory), "--threads", std::to_string(n_threads)};
+        process.arguments = {(executable_dir() / "linkcpp").string(),
+                             "join",
+                             "--name",
+                             fmt::format("local-{}", i),
+                             "--memory",
+                             std::to_string(memory),
+                             "--threads",
+                             std::to_string(n_threads)};
         // The join line holds a secret: the environment is this user's alone, a command line is everybody's.
         process.environment = {{"LINKCPP_HUB", line.text()}, {"GOMP_SPINCOUNT", "2000"}};
         LINKCPP_TRY(Process worker, Process::start(process));
@@ -97,8 +105,11 @@ Status watch_workers(const Options& options, const net::JoinLine& line, std::vec
 
 Result<Process> start_server(const Options& options, const hub::Hub& hub) {
     LINKCPP_TRY(const std::filesystem::path backbone, backbone_of(hub));
-    PluginOptions plugin{.hub = hub.join_line(), .mode = options.mode, .rows = options.rows,
-                         .local_experts = !options.no_local_experts, .shares_cores = options.n_local_workers > 0};
+    PluginOptions plugin{.hub = hub.join_line(),
+                         .mode = options.mode,
+                         .rows = options.rows,
+                         .local_experts = !options.no_local_experts,
+                         .shares_cores = options.n_local_workers > 0};
     if (options.lan || !options.listen.empty()) { plugin.listen = fmt::format("0.0.0.0:{}", options.data_port); }
     ProcessOptions process{.check_in = true};
     process.arguments = {llama_program("llama-server"), "-m", backbone.string()};
@@ -144,7 +155,8 @@ Status serve(const Options& options) {
         if (server) {
             if (const auto status = server->poll()) {
                 if (*status == 0) { return {}; }
-                return fail(ErrorKind::failed, "llama-server ended with status {}; its last lines above say why", *status);
+                return fail(ErrorKind::failed, "llama-server ended with status {}; its last lines above say why",
+                            *status);
             }
             if (!server->checked_in() && std::chrono::steady_clock::now() - start > kWorkerWait) {
                 return fail(ErrorKind::failed, "llama-server has not loaded the swarm plugin; see above");
@@ -153,7 +165,8 @@ Status serve(const Options& options) {
             LINKCPP_TRY(Process started, start_server(options, *hub));
             server.emplace(std::move(started));
         } else if (!options.hub_only && std::chrono::steady_clock::now() - start > kWorkerWait) {
-            return fail(ErrorKind::timeout, "the local workers have not loaded the model within {:.0f} s", to_seconds(kWorkerWait));
+            return fail(ErrorKind::timeout, "the local workers have not loaded the model within {:.0f} s",
+                        to_seconds(kWorkerWait));
         }
         stop.sleep(server || options.hub_only ? 200ms : 20ms);
     }
@@ -164,7 +177,8 @@ Status serve(const Options& options) {
 
 void add_serve(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* command = app.add_subcommand("serve", "Serves a model: the hub, local workers if wanted, and llama-server");
+    CLI::App* command =
+        app.add_subcommand("serve", "Serves a model: the hub, local workers if wanted, and llama-server");
     command->add_option("-m,--model", options->model, "The GGUF model (of a split one any part)")->required();
     command->add_option("--local-workers", options->n_local_workers, "Workers to start on this machine")
         ->check(CLI::Range(0u, 64u))
@@ -177,7 +191,8 @@ void add_serve(CLI::App& app) {
     command->add_option("--listen", options->listen, "The address to listen on instead, HOST or HOST:PORT");
     command->add_option("--port", options->port, "Port of the hub; HTTPS is on the next one")->capture_default_str();
     command->add_option("--https-port", options->https_port, "Port of HTTPS, if not the next one");
-    command->add_option("--data-port", options->data_port, "With --lan: where workers send results to")->capture_default_str();
+    command->add_option("--data-port", options->data_port, "With --lan: where workers send results to")
+        ->capture_default_str();
     command->add_flag("--hub-only", options->hub_only, "Start no llama-server; run programs with `linkcpp exec`");
     command->add_option("--mode", options->mode, "exact or partial, see `linkcpp exec --help`")
         ->check(CLI::IsMember({"exact", "partial"}))
@@ -188,8 +203,9 @@ void add_serve(CLI::App& app) {
     command->add_flag("--no-local-experts", options->no_local_experts, "llama-server computes no expert itself");
     command->add_option("ARGS", options->server_arguments, "Arguments for llama-server, behind --");
     command->prefix_command(false);
-    command->footer("Example: linkcpp serve -m model.gguf --local-workers 2 -- --port 8080 -c 8192\n"
-                    "Example: linkcpp serve -m model.gguf --lan --hub-only");
+    command->footer(
+        "Example: linkcpp serve -m model.gguf --local-workers 2 -- --port 8080 -c 8192\n"
+        "Example: linkcpp serve -m model.gguf --lan --hub-only");
     run_or_exit(command, [options] { return serve(*options); });
 }
 

@@ -32,8 +32,8 @@ void print_status(const json& status) {
     fmt::print("coverage  {:.1f} % of the slices have a live holder, {} missing, {} wanted of each\n\n",
                100 * coverage["share"].get<double>(), coverage["missing_slices"].get<std::uint64_t>(),
                coverage["replicas"].get<std::uint64_t>());
-    fmt::print("{:<16} {:<10} {:>7} {:>9} {:>12} {:>9}  {}\n", "WORKER", "STATE", "SLICES", "BYTES", "PAIRS", "TOKENS/S",
-               "DEVICE");
+    fmt::print("{:<16} {:<10} {:>7} {:>9} {:>12} {:>9}  {}\n", "WORKER", "STATE", "SLICES", "BYTES", "PAIRS",
+               "TOKENS/S", "DEVICE");
     for (const json& worker : status["workers"]) {
         fmt::print("{:<16} {:<10} {:>7} {:>9} {:>12} {:>9.0f}  {}\n", worker["name"].get<std::string>(),
                    worker["state"].get<std::string>(), worker["slices"].get<std::uint64_t>(),
@@ -70,10 +70,12 @@ Status show(const Options& options) {
 void add_status(CLI::App& app) {
     auto options = std::make_shared<Options>();
     CLI::App* command = app.add_subcommand("status", "Shows a swarm: model, coverage, workers, coordinators");
-    command->add_option("HUB", options->hub, "Its join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");
+    command->add_option("HUB", options->hub,
+                        "Its join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");
     command->add_flag("--json", options->json, "Machine-readable");
-    command->footer("TOKENS/S is what a worker would do if it computed all the time, for its share of the experts.\n"
-                    "Example: linkcpp status --json");
+    command->footer(
+        "TOKENS/S is what a worker would do if it computed all the time, for its share of the experts.\n"
+        "Example: linkcpp status --json");
     run_or_exit(command, [options] { return show(*options); });
 }
 

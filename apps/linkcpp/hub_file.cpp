@@ -39,8 +39,9 @@ Result<net::JoinLine> find_hub(std::string_view text) {
         LINKCPP_TRY(const std::filesystem::path path, hub_path());
         const auto line = read_file(path, 4096);
         if (line) { return net::parse_join_line(*line); }
-        return fail(ErrorKind::not_found, "no hub is running on this machine; start one with `linkcpp serve -m MODEL.gguf`, "
-                                          "or give the join line of another (or set LINKCPP_HUB)");
+        return fail(ErrorKind::not_found,
+                    "no hub is running on this machine; start one with `linkcpp serve -m MODEL.gguf`, "
+                    "or give the join line of another (or set LINKCPP_HUB)");
     }
     if (text.starts_with('@')) {
         LINKCPP_TRY(const std::string line, read_file(std::filesystem::path(text.substr(1)), 4096));

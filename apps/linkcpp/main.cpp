@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include "commands.h"
 
@@ -25,9 +25,10 @@ void run_or_exit(CLI::App* command, std::function<Status()> work) {
 namespace {
 
 int run(int argc, char** argv) {
-    CLI::App app("Serves one Mixture-of-Experts model from many machines: llama.cpp runs unmodified, routed experts live on "
-                 "workers.",
-                 "linkcpp");
+    CLI::App app(
+        "Serves one Mixture-of-Experts model from many machines: llama.cpp runs unmodified, routed experts live on "
+        "workers.",
+        "linkcpp");
     app.set_version_flag("--version", LINKCPP_VERSION);
     app.require_subcommand(1);
     app.footer("Start with: linkcpp serve -m model.gguf --local-workers 2");
@@ -50,9 +51,7 @@ int run(int argc, char** argv) {
     std::reverse(arguments.begin(), arguments.end());  // CLI11 wants the last one first
     try {
         app.parse(arguments);
-    } catch (const CLI::ParseError& error) {
-        return app.exit(error);
-    }
+    } catch (const CLI::ParseError& error) { return app.exit(error); }
     return 0;
 }
 

@@ -10,7 +10,8 @@ Result<std::map<std::string, std::string>> plugin_environment(const PluginOption
     const std::filesystem::path plugin = executable_dir() / "libggml-swarm.so";
     std::error_code error;
     if (!std::filesystem::exists(plugin, error)) {
-        return fail(ErrorKind::not_found, "{}: the plugin is missing; build the whole project (scripts/build)", plugin.string());
+        return fail(ErrorKind::not_found, "{}: the plugin is missing; build the whole project (scripts/build)",
+                    plugin.string());
     }
     std::map<std::string, std::string> environment{
         {"GGML_BACKEND_PATH", plugin.string()},

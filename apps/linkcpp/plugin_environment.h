@@ -15,8 +15,8 @@ struct PluginOptions {
     std::string mode = "exact";  // or "partial"
     std::string rows = "f32";    // or "f16"
     bool local_experts = true;
-    std::string listen;          // empty: loopback
-    bool shares_cores = false;   // workers run on this machine too
+    std::string listen;         // empty: loopback
+    bool shares_cores = false;  // workers run on this machine too
 };
 
 // Errors: not_found (libggml-swarm.so does not lie beside the program).

@@ -17,9 +17,9 @@
 namespace linkcpp::cli {
 
 struct ProcessOptions {
-    std::vector<std::string> arguments;                // [0] is the program, looked up in PATH
-    std::map<std::string, std::string> environment;    // added to this process's own
-    bool check_in = false;  // hand the child LINKCPP_CHECK_IN_FD, see Process::checked_in()
+    std::vector<std::string> arguments;              // [0] is the program, looked up in PATH
+    std::map<std::string, std::string> environment;  // added to this process's own
+    bool check_in = false;                           // hand the child LINKCPP_CHECK_IN_FD, see Process::checked_in()
 };
 
 // A child process. It ends with its parent, whatever becomes of that.

@@ -35,7 +35,8 @@ Status read_at(int fd, std::span<std::byte> to, std::uint64_t offset, std::strin
         if (n < 0 && errno == EINTR) { continue; }
         if (n < 0) { return fail_errno(errno, name); }
         if (n == 0) {
-            return fail(ErrorKind::corrupt, "{}: the file ends at byte {}, {} bytes too early", name, offset, to.size());
+            return fail(ErrorKind::corrupt, "{}: the file ends at byte {}, {} bytes too early", name, offset,
+                        to.size());
         }
         to = to.subspan(static_cast<std::size_t>(n));
         offset += static_cast<std::uint64_t>(n);
@@ -67,17 +68,18 @@ AtomicFile::~AtomicFile() {
     if (fd_) { ::unlink(temporary_.c_str()); }
 }
 
-Status AtomicFile::commit() {
-    if (::fsync(fd_.get()) != 0) { return fail_errno(errno, path_.string()); }
+Status AtomicFile::commit(Flush flush) {
+    if (flush == Flush::yes && ::fsync(fd_.get()) != 0) { return fail_errno(errno, path_.string()); }
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) { return fail_errno(errno, path_.string()); }
     fd_.reset();
     return {};
 }
 
-Status write_file_atomically(const std::filesystem::path& path, std::string_view text, unsigned mode) {
+Status write_file_atomically(const std::filesystem::path& path, std::string_view text, unsigned mode,
+                             AtomicFile::Flush flush) {
     LINKCPP_TRY(AtomicFile file, AtomicFile::create(path, mode));
     LINKCPP_CHECK(write_at(file.fd(), as_bytes(text), 0, path.string()));
-    return file.commit();
+    return file.commit(flush);
 }
 
 Result<MappedFile> MappedFile::open(const std::filesystem::path& path) {

@@ -54,8 +54,12 @@ class AtomicFile {
 
     int fd() const { return fd_.get(); }
     const std::string& temporary_name() const { return temporary_; }
-    // Flushes to disk, then renames over `path`.
-    Status commit();
+    enum class Flush {
+        yes,  // on disk before the rename: for what cannot be made again
+        no,   // as cp does; a power failure soon after may leave a damaged file, which its hash gives away
+    };
+    // Renames over `path`.
+    Status commit(Flush flush = Flush::yes);
 
   private:
     AtomicFile(UniqueFd fd, std::filesystem::path path, std::string temporary)
@@ -66,7 +70,8 @@ class AtomicFile {
     std::string temporary_;
 };
 
-Status write_file_atomically(const std::filesystem::path& path, std::string_view text, unsigned mode = 0644);
+Status write_file_atomically(const std::filesystem::path& path, std::string_view text, unsigned mode = 0644,
+                             AtomicFile::Flush flush = AtomicFile::Flush::yes);
 
 // A file mapped read-only. Movable. The bytes stay valid as long as the object; a file that is cut short by
 // somebody else meanwhile ends the process (SIGBUS), so map only files that this program or its user owns.

@@ -51,7 +51,9 @@ Result<fs::path> user_dir(const char* variable, std::string_view under_home, std
     if (const char* one = std::getenv("LINKCPP_HOME"); one != nullptr && *one != '\0') {
         return made(fs::path(one) / under_one_home);
     }
-    if (const char* dir = std::getenv(variable); dir != nullptr && *dir != '\0') { return made(fs::path(dir) / "linkcpp"); }
+    if (const char* dir = std::getenv(variable); dir != nullptr && *dir != '\0') {
+        return made(fs::path(dir) / "linkcpp");
+    }
     const char* home = std::getenv("HOME");
     if (home == nullptr || *home == '\0') {
         return fail(ErrorKind::invalid, "neither LINKCPP_HOME nor {} nor HOME is set; set one of them", variable);

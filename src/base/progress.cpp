@@ -47,9 +47,7 @@ void Progress::draw(TimePoint now) {
     const double seconds = to_seconds(now - start_);
     const double rate = seconds > 0 ? static_cast<double>(done_) / seconds : 0;
     std::string line = fmt::format("{} {}", what_, amount(done_));
-    if (total_ > 0) {
-        line += fmt::format(" of {}  {}%", amount(total_), done_ * 100 / total_);
-    }
+    if (total_ > 0) { line += fmt::format(" of {}  {}%", amount(total_), done_ * 100 / total_); }
     line += fmt::format("  {}/s", amount(static_cast<std::uint64_t>(rate)));
     if (total_ > done_ && rate > 0) {
         line += fmt::format("  {:.0f} s left", static_cast<double>(total_ - done_) / rate);

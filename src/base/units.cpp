@@ -16,13 +16,20 @@ struct Unit {
 constexpr double kKi = 1024;
 constexpr double kK = 1000;
 constexpr std::array kUnits = {
-    Unit{"", 1},         Unit{"B", 1},
-    Unit{"K", kKi},      Unit{"KiB", kKi},
-    Unit{"KB", kK},      Unit{"M", kKi* kKi},
-    Unit{"MiB", kKi* kKi}, Unit{"MB", kK* kK},
-    Unit{"G", kKi* kKi* kKi}, Unit{"GiB", kKi* kKi* kKi},
-    Unit{"GB", kK* kK* kK}, Unit{"T", kKi* kKi* kKi* kKi},
-    Unit{"TiB", kKi* kKi* kKi* kKi}, Unit{"TB", kK* kK* kK* kK},
+    Unit{"", 1},
+    Unit{"B", 1},
+    Unit{"K", kKi},
+    Unit{"KiB", kKi},
+    Unit{"KB", kK},
+    Unit{"M", kKi* kKi},
+    Unit{"MiB", kKi* kKi},
+    Unit{"MB", kK* kK},
+    Unit{"G", kKi* kKi* kKi},
+    Unit{"GiB", kKi* kKi* kKi},
+    Unit{"GB", kK* kK* kK},
+    Unit{"T", kKi* kKi* kKi* kKi},
+    Unit{"TiB", kKi* kKi* kKi* kKi},
+    Unit{"TB", kK* kK* kK* kK},
 };
 
 bool equal_ignoring_case(std::string_view a, std::string_view b) {
@@ -47,7 +54,8 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
     while (unit.starts_with(' ')) { unit.remove_prefix(1); }
     const auto known = std::ranges::find_if(kUnits, [&](const Unit& u) { return equal_ignoring_case(u.name, unit); });
     if (error != std::errc{} || known == kUnits.end() || !(number >= 0) || !std::isfinite(number)) {
-        return fail(ErrorKind::invalid, "size: expected a number with a unit such as 4G, 512MiB or 8GB, got '{}'", text);
+        return fail(ErrorKind::invalid, "size: expected a number with a unit such as 4G, 512MiB or 8GB, got '{}'",
+                    text);
     }
     const double bytes = number * known->factor;
     if (bytes > 9e18) { return fail(ErrorKind::invalid, "size: '{}' is too large", text); }

@@ -60,8 +60,9 @@ class Builder {
 
     Result<Block> finish() {
         if (block_.down == nullptr) {
-            return fail(ErrorKind::unsupported, "expert block of layer {}: it is cut into pieces, perhaps by a program "
-                                                "that looks at every node; this release needs it whole",
+            return fail(ErrorKind::unsupported,
+                        "expert block of layer {}: it is cut into pieces, perhaps by a program "
+                        "that looks at every node; this release needs it whole",
                         block_.layer);
         }
         recognise_sum();
@@ -91,7 +92,9 @@ class Builder {
         if (block_.h != nullptr && block_.h != node->src[1]) { return not_understood(node); }
         block_.h = node->src[1];
         if (block_.h->ne[1] != 1) { return not_understood(node); }  // rows differ by expert: weights come first
-        names_[node] = name->role == model::Role::gate ? Part::gate : name->role == model::Role::up ? Part::up : Part::both;
+        names_[node] = name->role == model::Role::gate ? Part::gate
+                       : name->role == model::Role::up ? Part::up
+                                                       : Part::both;
         return true;
     }
 
@@ -112,7 +115,8 @@ class Builder {
     // MUL(down, weights), then one VIEW for each expert, then ADDs from left to right.
     void recognise_sum() {
         std::vector<ggml_tensor*> nodes;
-        std::ranges::copy_if(block_.tail, std::back_inserter(nodes), [](const ggml_tensor* t) { return t->op != GGML_OP_VIEW; });
+        std::ranges::copy_if(block_.tail, std::back_inserter(nodes),
+                             [](const ggml_tensor* t) { return t->op != GGML_OP_VIEW; });
         if (nodes.empty() || nodes[0]->op != GGML_OP_MUL || nodes[0]->src[0] != block_.down) { return; }
         const ggml_tensor* weighted = nodes[0];
         const ggml_tensor* weights = weighted->src[1];
@@ -122,8 +126,9 @@ class Builder {
             return;
         }
         const auto is_view_of = [&](const ggml_tensor* t, std::size_t expert) {
-            return t->op == GGML_OP_VIEW && t->src[0] == weighted && t->view_offs - weighted->view_offs == expert * weighted->nb[1] &&
-                   t->ne[0] == weighted->ne[0] && t->ne[1] == weighted->ne[2] && t->nb[1] == weighted->nb[2];
+            return t->op == GGML_OP_VIEW && t->src[0] == weighted &&
+                   t->view_offs - weighted->view_offs == expert * weighted->nb[1] && t->ne[0] == weighted->ne[0] &&
+                   t->ne[1] == weighted->ne[2] && t->nb[1] == weighted->nb[2];
         };
         if (nodes.size() == 2 && nodes[1]->op == GGML_OP_CONT && is_view_of(nodes[1]->src[0], 0)) {
             block_.n_summed = 1;
@@ -229,7 +234,8 @@ Status compute_tail_node(ggml_tensor* node) {
             auto* to = static_cast<float*>(node->data);
             for (std::int64_t j = 0; j < a->ne[2]; ++j) {
                 for (std::int64_t i = 0; i < a->ne[1]; ++i) {
-                    const auto* row = reinterpret_cast<const float*>(static_cast<const char*>(a->data) + i * a->nb[1] + j * a->nb[2]);
+                    const auto* row =
+                        reinterpret_cast<const float*>(static_cast<const char*>(a->data) + i * a->nb[1] + j * a->nb[2]);
                     to = std::copy_n(row, a->ne[0], to);
                 }
             }

@@ -46,8 +46,8 @@ bool belongs_to_block(const ggml_tensor* op, const IsOurs& is_ours);
 // The blocks of a graph, in order. Every node belongs to one. Errors: unsupported, naming the node.
 Result<std::vector<Block>> find_blocks(ggml_cgraph* graph, const IsOurs& is_ours);
 
-// Computes one tail node on data in host memory, rounding as ggml's CPU backend does: one multiplication or addition, one
-// rounding. Errors: unsupported.
+// Computes one tail node on data in host memory, rounding as ggml's CPU backend does: one multiplication or addition,
+// one rounding. Errors: unsupported.
 Status compute_tail_node(ggml_tensor* node);
 
 }  // namespace linkcpp::coordinator

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <map>
 
-#include <ggml.h>
 #include <poll.h>
 
 #include "base/log.h"
+#include "expert/half.h"
 #include "wire/frame.h"
 
 namespace linkcpp::coordinator {
@@ -81,7 +81,8 @@ class Dispatcher::Call {
             for (std::uint32_t s = 0; s < n_slots; ++s) {
                 const std::int32_t expert = work_.ids[t * work_.ids_stride + s];
                 if (expert < 0 || static_cast<std::size_t>(expert) >= n_expert) {
-                    return fail(ErrorKind::invalid, "layer {}: the router chose expert {} of {}", work_.layer, expert, n_expert);
+                    return fail(ErrorKind::invalid, "layer {}: the router chose expert {} of {}", work_.layer, expert,
+                                n_expert);
                 }
                 std::int32_t& task = task_of[static_cast<std::size_t>(expert)];
                 if (task < 0) {
@@ -92,7 +93,8 @@ class Dispatcher::Call {
             }
         }
         std::ranges::stable_sort(todo_, [](const Task& a, const Task& b) {
-            return a.positions.size() != b.positions.size() ? a.positions.size() > b.positions.size() : a.expert < b.expert;
+            return a.positions.size() != b.positions.size() ? a.positions.size() > b.positions.size()
+                                                            : a.expert < b.expert;
         });
         return {};
     }
@@ -105,7 +107,10 @@ class Dispatcher::Call {
         const double units = units_of(task.positions.size());
         for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
             Holder* holder = d_.by_route_[index];
-            if (holder == nullptr || holder->link == nullptr || std::ranges::find(task.failed, holder) != task.failed.end()) { continue; }
+            if (holder == nullptr || holder->link == nullptr ||
+                std::ranges::find(task.failed, holder) != task.failed.end()) {
+                continue;
+            }
             const double speed = mode_ == wire::Mode::partial ? 1 : speed_of(*holder);
             const double time = (holder->load + units) * speed;
             if (best == nullptr || time < best_time) {
@@ -121,7 +126,9 @@ class Dispatcher::Call {
         if (holder.us_per_unit > 0) { return holder.us_per_unit; }
         double fastest = 0;
         for (const auto& other : d_.holders_) {
-            if (other->us_per_unit > 0 && (fastest == 0 || other->us_per_unit < fastest)) { fastest = other->us_per_unit; }
+            if (other->us_per_unit > 0 && (fastest == 0 || other->us_per_unit < fastest)) {
+                fastest = other->us_per_unit;
+            }
         }
         return fastest > 0 ? fastest : 1;
     }
@@ -146,10 +153,11 @@ class Dispatcher::Call {
         if (todo_.empty()) { waiting_since_ = now(); }
         for (Holder* holder : order) { send_all(*holder, std::move(chosen[holder])); }
         if (!todo_.empty() && now() - waiting_since_ > d_.options_.coverage_wait) {
-            return fail(ErrorKind::disconnected,
-                        "layer {}: no worker holds expert {} ({} experts lack one) and the coordinator does not compute "
-                        "experts itself; is a worker still loading, or gone? See `linkcpp status`",
-                        work_.layer, todo_.front().expert, todo_.size());
+            return fail(
+                ErrorKind::disconnected,
+                "layer {}: no worker holds expert {} ({} experts lack one) and the coordinator does not compute "
+                "experts itself; is a worker still loading, or gone? See `linkcpp status`",
+                work_.layer, todo_.front().expert, todo_.size());
         }
         return {};
     }
@@ -205,7 +213,8 @@ class Dispatcher::Call {
             const std::uint32_t token = entry.position / work_.n_used;
             const std::uint32_t slot = entry.position % work_.n_used;
             if (request.tokens.empty() || request.tokens.back() != token) { request.tokens.push_back(token); }
-            const float weight = mode_ == wire::Mode::partial ? work_.weights[token * work_.weights_stride + slot] : 0.0f;
+            const float weight =
+                mode_ == wire::Mode::partial ? work_.weights[token * work_.weights_stride + slot] : 0.0f;
             pairs.push_back({static_cast<std::uint16_t>(request.tokens.size() - 1), entry.expert, weight});
             request.positions.push_back(entry.position);
         }
@@ -223,8 +232,9 @@ class Dispatcher::Call {
         copy_rows(request.tokens, header, wire::encode(header, pairs, d_.payload_));
         const double expected_us = holder.us_per_unit * request.units;
         const Duration patience =
-            holder.us_per_unit > 0 ? d_.options_.hang + std::chrono::microseconds(static_cast<long>(kSlack * expected_us))
-                                   : std::max<Duration>(kUnmeasured, d_.options_.hang);
+            holder.us_per_unit > 0
+                ? d_.options_.hang + std::chrono::microseconds(static_cast<long>(kSlack * expected_us))
+                : std::max<Duration>(kUnmeasured, d_.options_.hang);
         // Requests wait in line behind those that were sent before them.
         request.deadline = std::max(now(), holder.in_flight > 0 ? holder.deadline : TimePoint{}) + patience;
         holder.deadline = request.deadline;
@@ -236,15 +246,14 @@ class Dispatcher::Call {
         }
     }
 
-    void copy_rows(std::span<const std::uint32_t> tokens, const wire::ComputeRequest& header, std::span<std::byte> to) const {
+    void copy_rows(std::span<const std::uint32_t> tokens, const wire::ComputeRequest& header,
+                   std::span<std::byte> to) const {
         for (const std::uint32_t token : tokens) {
             const float* row = work_.h + token * work_.h_stride;
             if (header.row_type == wire::RowType::f32) {
                 std::memcpy(to.data(), row, header.row_bytes());
             } else {
-                std::vector<ggml_fp16_t> halves(work_.n_embd);
-                ggml_fp32_to_fp16_row(row, halves.data(), work_.n_embd);
-                std::memcpy(to.data(), halves.data(), header.row_bytes());
+                expert::floats_to_halves({row, work_.n_embd}, to.first(header.row_bytes()));
             }
             to = to.subspan(header.row_bytes());
         }
@@ -299,12 +308,14 @@ class Dispatcher::Call {
     // One pair's row has come: in exact mode to its place, in partial mode into the token's sum.
     void deliver(std::uint32_t position, const std::byte* row) {
         if (mode_ == wire::Mode::exact) {
-            std::memcpy(out_.data() + std::size_t{position} * work_.n_embd, row, std::size_t{work_.n_embd} * sizeof(float));
+            std::memcpy(out_.data() + std::size_t{position} * work_.n_embd, row,
+                        std::size_t{work_.n_embd} * sizeof(float));
             return;
         }
         const std::uint32_t token = position / work_.n_used;
         const float weight = work_.weights[token * work_.weights_stride + position % work_.n_used];
-        add_weighted(out_.subspan(std::size_t{token} * work_.n_embd, work_.n_embd), reinterpret_cast<const float*>(row), weight);
+        add_weighted(out_.subspan(std::size_t{token} * work_.n_embd, work_.n_embd), reinterpret_cast<const float*>(row),
+                     weight);
     }
 
     Status await() {
@@ -368,38 +379,42 @@ class Dispatcher::Call {
         requests_.erase(found);
         --holder.in_flight;
         if (answer.header.outcome != wire::Outcome::done) {
-            log_warn("worker {}: {} (layer {}); its work goes to others", holder.name, to_string(answer.header.outcome), work_.layer);
+            log_warn("worker {}: {} (layer {}); its work goes to others", holder.name, to_string(answer.header.outcome),
+                     work_.layer);
             give_back(request, &holder);
             return {};
         }
         const bool exact = mode_ == wire::Mode::exact;
         const std::size_t expected = exact ? request.positions.size() : request.tokens.size();
-        if (answer.header.n_rows != expected || answer.header.n_embd != work_.n_embd || answer.header.row_type != row_type()) {
+        if (answer.header.n_rows != expected || answer.header.n_embd != work_.n_embd ||
+            answer.header.row_type != row_type()) {
             give_back(request, &holder);
             return fail(ErrorKind::corrupt, "expected {} rows of {}, got {} of {}", expected, work_.n_embd,
                         answer.header.n_rows, answer.header.n_embd);
         }
         if (exact) {
             const std::size_t row_bytes = std::size_t{work_.n_embd} * sizeof(float);
-            for (std::size_t i = 0; i < expected; ++i) { deliver(request.positions[i], answer.rows.data() + i * row_bytes); }
+            for (std::size_t i = 0; i < expected; ++i) {
+                deliver(request.positions[i], answer.rows.data() + i * row_bytes);
+            }
         } else {
             keep_sums(request, answer);
         }
         d_.stats_.pairs += request.positions.size();
         const double us_per_unit = std::max(1.0, static_cast<double>(answer.header.compute_us)) / request.units;
-        holder.us_per_unit = holder.us_per_unit == 0 ? us_per_unit : (1 - kSmoothing) * holder.us_per_unit + kSmoothing * us_per_unit;
+        holder.us_per_unit =
+            holder.us_per_unit == 0 ? us_per_unit : (1 - kSmoothing) * holder.us_per_unit + kSmoothing * us_per_unit;
         return {};
     }
 
     // Partial sums are added when all are there, in an order that does not depend on who was first.
     void keep_sums(const Request& request, const wire::DecodedAnswer& answer) {
-        PartialSums sums{request.tasks.front().expert, request.tokens, std::vector<float>(request.tokens.size() * work_.n_embd)};
+        PartialSums sums{request.tasks.front().expert, request.tokens,
+                         std::vector<float>(request.tokens.size() * work_.n_embd)};
         if (answer.header.row_type == wire::RowType::f32) {
             std::memcpy(sums.rows.data(), answer.rows.data(), answer.rows.size());
         } else {
-            std::vector<ggml_fp16_t> halves(sums.rows.size());
-            std::memcpy(halves.data(), answer.rows.data(), answer.rows.size());
-            ggml_fp16_to_fp32_row(halves.data(), sums.rows.data(), static_cast<std::int64_t>(halves.size()));
+            expert::halves_to_floats(answer.rows, sums.rows);
         }
         partial_.push_back(std::move(sums));
     }
@@ -488,8 +503,8 @@ void Dispatcher::refresh() {
             (*found)->id = worker;
         }
         link->set_limit(wire::kMaxComputeBytes);
-        // A new link from a worker whose old one still stands: the old one is dead, only nobody has noticed. What it had
-        // in flight is noticed by its deadline or, here, by its link's number having changed.
+        // A new link from a worker whose old one still stands: the old one is dead, only nobody has noticed. What it
+        // had in flight is noticed by its deadline or, here, by its link's number having changed.
         if ((*found)->in_flight > 0) { continue; }
         (*found)->link = std::move(link);
     }
@@ -510,9 +525,11 @@ bool Dispatcher::covered(std::size_t* missing) {
     if (!routes_) { return false; }
     for (const auto& layer : routes_->holders) {
         for (const auto& holders : layer) {
-            lacking += std::ranges::none_of(holders, [&](std::uint16_t i) {
-                return by_route_[i] != nullptr && by_route_[i]->link != nullptr;
-            }) ? 1 : 0;
+            lacking +=
+                std::ranges::none_of(
+                    holders, [&](std::uint16_t i) { return by_route_[i] != nullptr && by_route_[i]->link != nullptr; })
+                    ? 1
+                    : 0;
         }
     }
     if (missing != nullptr) { *missing = lacking; }

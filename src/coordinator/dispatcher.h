@@ -1,5 +1,5 @@
-// Dispatch and combine: sends each (token, expert, weight) pair of a layer to a holder of that expert and puts what comes
-// back where it belongs. Exact: nothing is skipped, whoever fails; without any holder the call fails.
+// Dispatch and combine: sends each (token, expert, weight) pair of a layer to a holder of that expert and puts what
+// comes back where it belongs. Exact: nothing is skipped, whoever fails; without any holder the call fails.
 //
 // All pairs of one expert in one call go to the same holder: its kernels then see the batch that one process would see.
 #pragma once
@@ -82,7 +82,8 @@ class Dispatcher {
     // From any thread.
     const DispatchStats& stats() const { return stats_; }
     const DispatchOptions& options() const { return options_; }
-    // Whether every slice has a holder with a link, or the coordinator computes what has none. `missing`: how many lack.
+    // Whether every slice has a holder with a link, or the coordinator computes what has none. `missing`: how many
+    // lack.
     bool covered(std::size_t* missing = nullptr);
 
   private:
@@ -90,10 +91,10 @@ class Dispatcher {
         std::string id;
         std::string name;
         std::unique_ptr<net::Link> link;
-        double us_per_unit = 0;    // measured; 0: not yet
-        double load = 0;           // of the current call
+        double us_per_unit = 0;  // measured; 0: not yet
+        double load = 0;         // of the current call
         std::size_t in_flight = 0;
-        TimePoint deadline{};      // of the oldest request in flight
+        TimePoint deadline{};  // of the oldest request in flight
         TimePoint progress_at{};
         std::uint64_t bytes_seen = 0;
     };

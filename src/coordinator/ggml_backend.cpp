@@ -50,15 +50,14 @@ template <class Work, class T>
 T guarded(const char* where, T otherwise, const Work& work) noexcept {
     try {
         return work();
-    } catch (const std::exception& error) {
-        log_error("{}: {}", where, error.what());
-    } catch (...) {
+    } catch (const std::exception& error) { log_error("{}: {}", where, error.what()); } catch (...) {
         log_error("{}: unknown exception", where);
     }
     return otherwise;
 }
 
-// ---- buffers ---------------------------------------------------------------------------------------------------------
+// ---- buffers
+// ---------------------------------------------------------------------------------------------------------
 
 // A range of addresses. For weights it stays without memory: llama.cpp hands us every expert's bytes, and we keep none.
 // As soon as it turns out to be for computation it gets memory, page by page as it is touched.
@@ -104,20 +103,25 @@ void* buffer_base(ggml_backend_buffer_t buffer) {
 Status check_weight(const ggml_tensor* tensor) {
     const std::string_view name = ggml_get_name(tensor);
     if (name.find(".lora_") != std::string_view::npos) {
-        return fail(ErrorKind::unsupported, "{}: LoRA adapters on routed experts are not supported; merge the adapter into "
-                                            "the model (llama-export-lora) and serve that", name);
+        return fail(ErrorKind::unsupported,
+                    "{}: LoRA adapters on routed experts are not supported; merge the adapter into "
+                    "the model (llama-export-lora) and serve that",
+                    name);
     }
     const auto parsed = model::parse_expert_tensor_name(name);
     const model::MoeLayer* layer = parsed ? g_plugin->manifest->model.find(parsed->layer) : nullptr;
     const model::ExpertTensor* expected = layer != nullptr ? layer->find(parsed->role) : nullptr;
     if (expected == nullptr) {
-        return fail(ErrorKind::invalid, "{}: the model that the hub serves ({}) has no such tensor; give this program the "
-                                        "model that `linkcpp status` names", name, g_plugin->manifest->model.name);
+        return fail(ErrorKind::invalid,
+                    "{}: the model that the hub serves ({}) has no such tensor; give this program the "
+                    "model that `linkcpp status` names",
+                    name, g_plugin->manifest->model.name);
     }
     const bool same = expected->type == tensor->type && std::ranges::equal(expected->ne, std::span(tensor->ne, 3));
     if (same) { return {}; }
-    return fail(ErrorKind::invalid, "{}: the hub serves {} of {{{}, {}, {}}}, this program loads {} of {{{}, {}, {}}}: it is "
-                                    "another model or another quantisation; give it the one that `linkcpp status` names",
+    return fail(ErrorKind::invalid,
+                "{}: the hub serves {} of {{{}, {}, {}}}, this program loads {} of {{{}, {}, {}}}: it is "
+                "another model or another quantisation; give it the one that `linkcpp status` names",
                 name, ggml_type_name(expected->type), expected->ne[0], expected->ne[1], expected->ne[2],
                 ggml_type_name(tensor->type), tensor->ne[0], tensor->ne[1], tensor->ne[2]);
 }
@@ -137,11 +141,13 @@ ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor
 }
 
 // Weights come without memory behind them: their bytes are dropped, they are on the workers.
-void buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* data, size_t offset, size_t size) {
+void buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* data, size_t offset,
+                       size_t size) {
     if (context_of(buffer).readable) { std::memcpy(static_cast<char*>(tensor->data) + offset, data, size); }
 }
 
-void buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* tensor, void* data, size_t offset, size_t size) {
+void buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* tensor, void* data, size_t offset,
+                       size_t size) {
     if (context_of(buffer).readable) {
         std::memcpy(data, static_cast<const char*>(tensor->data) + offset, size);
     } else {
@@ -150,12 +156,15 @@ void buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* tensor, 
     }
 }
 
-void buffer_memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, uint8_t value, size_t offset, size_t size) {
+void buffer_memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, uint8_t value, size_t offset,
+                          size_t size) {
     if (context_of(buffer).readable) { std::memset(static_cast<char*>(tensor->data) + offset, value, size); }
 }
 
 bool buffer_copy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* from, ggml_tensor* to) {
-    if (!context_of(buffer).readable || from->buffer == nullptr || !ggml_backend_buffer_is_host(from->buffer)) { return false; }
+    if (!context_of(buffer).readable || from->buffer == nullptr || !ggml_backend_buffer_is_host(from->buffer)) {
+        return false;
+    }
     std::memcpy(to->data, from->data, ggml_nbytes(from));
     return true;
 }
@@ -179,7 +188,8 @@ constexpr ggml_backend_buffer_i kBufferInterface = {
     .reset = nullptr,
 };
 
-// ---- joining the hub -------------------------------------------------------------------------------------------------
+// ---- joining the hub
+// -------------------------------------------------------------------------------------------------
 
 // Waits until every slice can be computed, so that a model that loads also runs.
 Status wait_for_coverage(Duration timeout) {
@@ -190,9 +200,11 @@ Status wait_for_coverage(Duration timeout) {
     while (!g_plugin->dispatcher.covered(&missing)) {
         const TimePoint now = std::chrono::steady_clock::now();
         if (now - start >= timeout) {
-            return fail(ErrorKind::timeout, "{} expert slices have no live holder after {:.0f} s; start more workers with "
-                                            "`linkcpp join`, or let this program compute experts itself "
-                                            "(LINKCPP_LOCAL_EXPERTS=on)", missing, to_seconds(timeout));
+            return fail(ErrorKind::timeout,
+                        "{} expert slices have no live holder after {:.0f} s; start more workers with "
+                        "`linkcpp join`, or let this program compute experts itself "
+                        "(LINKCPP_LOCAL_EXPERTS=on)",
+                        missing, to_seconds(timeout));
         }
         if (now >= next_line) {
             log_info("waiting for workers: {} expert slices have no live holder yet ({:.0f} s of {:.0f} s)", missing,
@@ -225,7 +237,8 @@ Status connect() {
     return {};
 }
 
-// ---- buffer type -----------------------------------------------------------------------------------------------------
+// ---- buffer type
+// -----------------------------------------------------------------------------------------------------
 
 const char* buffer_type_name(ggml_backend_buffer_type_t /*type*/) {
     return kName;
@@ -257,7 +270,8 @@ bool buffer_type_is_host(ggml_backend_buffer_type_t /*type*/) {
     return false;  // or llama.cpp would write weights into it directly
 }
 
-// ---- computing -------------------------------------------------------------------------------------------------------
+// ---- computing
+// -------------------------------------------------------------------------------------------------------
 
 Status check_rows(const ggml_tensor* t, ggml_type type) {
     if (t->type == type && t->data != nullptr && t->nb[0] == ggml_type_size(type)) { return {}; }
@@ -292,7 +306,8 @@ Status compute_block(const Block& block) {
     if (!ggml_is_contiguous(block.down)) {
         return fail(ErrorKind::unsupported, "{}: expected a contiguous result", ggml_get_name(block.down));
     }
-    LINKCPP_CHECK(dispatcher.compute_rows(work, {static_cast<float*>(block.down->data), ggml_nelements(block.down) * 1ul}));
+    LINKCPP_CHECK(
+        dispatcher.compute_rows(work, {static_cast<float*>(block.down->data), ggml_nelements(block.down) * 1ul}));
     for (ggml_tensor* node : block.tail) { LINKCPP_CHECK(compute_tail_node(node)); }
     return {};
 }
@@ -335,7 +350,8 @@ constexpr ggml_backend_i kBackendInterface = {
     .graph_optimize = nullptr,
 };
 
-// ---- device ----------------------------------------------------------------------------------------------------------
+// ---- device
+// ----------------------------------------------------------------------------------------------------------
 
 const char* device_name(ggml_backend_dev_t /*device*/) {
     return kName;
@@ -362,7 +378,8 @@ void device_props(ggml_backend_dev_t device, ggml_backend_dev_props* props) {
 }
 
 ggml_guid* guid() {
-    static ggml_guid value = {0x6c, 0x69, 0x6e, 0x6b, 0x63, 0x70, 0x70, 0x2d, 0x73, 0x77, 0x61, 0x72, 0x6d, 0x2d, 0x30, 0x31};
+    static ggml_guid value = {0x6c, 0x69, 0x6e, 0x6b, 0x63, 0x70, 0x70, 0x2d,
+                              0x73, 0x77, 0x61, 0x72, 0x6d, 0x2d, 0x30, 0x31};
     return &value;
 }
 
@@ -407,7 +424,8 @@ constexpr ggml_backend_device_i kDeviceInterface = {
     .event_synchronize = nullptr,
 };
 
-// ---- registry --------------------------------------------------------------------------------------------------------
+// ---- registry
+// --------------------------------------------------------------------------------------------------------
 
 const char* registry_name(ggml_backend_reg_t /*registry*/) {
     return kName;

@@ -4,8 +4,8 @@
 // Settings come from the environment (docs/configuration.md lists them): LINKCPP_HUB and the rest. Without LINKCPP_HUB
 // the device claims nothing and the program runs as if the plugin were not there.
 //
-// Nothing here may end the host process: no exception and no failed check leaves this file, whatever a peer, a file or a
-// user does. What cannot be computed is GGML_STATUS_FAILED.
+// Nothing here may end the host process: no exception and no failed check leaves this file, whatever a peer, a file or
+// a user does. What cannot be computed is GGML_STATUS_FAILED.
 #pragma once
 
 struct ggml_backend_reg;

@@ -51,9 +51,7 @@ Result<std::unique_ptr<HubClient>> HubClient::start(HubClientOptions options, Di
         // No exception may leave a thread of somebody else's process.
         try {
             raw->run(stop);
-        } catch (const std::exception& error) {
-            raw->fail_start({ErrorKind::failed, error.what()});
-        }
+        } catch (const std::exception& error) { raw->fail_start({ErrorKind::failed, error.what()}); }
     });
     return client;
 }
@@ -80,13 +78,14 @@ Result<std::shared_ptr<const model::Manifest>> HubClient::wait_for_model(Duratio
         if (manifest_ && have_routes_) { return manifest_; }
         if (hopeless_) { return std::unexpected(last_error_); }
         if (now() >= deadline) {
-            return fail(ErrorKind::timeout, "hub at {}: no answer within {:.0f} s ({}); is `linkcpp serve` running there?",
+            return fail(ErrorKind::timeout,
+                        "hub at {}: no answer within {:.0f} s ({}); is `linkcpp serve` running there?",
                         options_.hub.hub.text(), to_seconds(timeout),
                         last_error_.message.empty() ? "nothing was heard" : last_error_.message);
         }
         if (now() >= next_line) {
-            log_info("waiting for the hub at {}: {:.0f} s of {:.0f} s", options_.hub.hub.text(), to_seconds(now() - start),
-                     to_seconds(timeout));
+            log_info("waiting for the hub at {}: {:.0f} s of {:.0f} s", options_.hub.hub.text(),
+                     to_seconds(now() - start), to_seconds(timeout));
             next_line = now() + 2s;
         }
         changed_.wait_for(lock, std::min<Duration>(deadline - now(), 500ms));
@@ -169,7 +168,9 @@ Status HubClient::handle(net::Link& hub, const wire::ControlT& message) {
     if (const auto* refused = message.body.AsRefused()) { return std::unexpected(net::to_error(*refused, "the hub")); }
     if (const auto* manifest = message.body.AsManifest()) { return take_manifest(*manifest); }
     if (const auto* routes = message.body.AsRoutes()) { return take_routes(*routes); }
-    if (const auto* ask = message.body.AsAsk(); ask != nullptr && ask->sequence != 0) { return report(hub, ask->sequence); }
+    if (const auto* ask = message.body.AsAsk(); ask != nullptr && ask->sequence != 0) {
+        return report(hub, ask->sequence);
+    }
     return {};
 }
 
@@ -179,7 +180,8 @@ Status HubClient::take_manifest(const fb::ManifestT& message) {
         const std::lock_guard lock(mutex_);
         if (manifest_ && model_id_ == id) { return {}; }
         if (manifest_) {
-            return fail(ErrorKind::invalid, "the hub serves another model now ({}); restart this program", id.hex().substr(0, 12));
+            return fail(ErrorKind::invalid, "the hub serves another model now ({}); restart this program",
+                        id.hex().substr(0, 12));
         }
     }
     LINKCPP_TRY(model::Manifest parsed, model::Manifest::from_json(message.json));
@@ -196,7 +198,8 @@ Status HubClient::take_manifest(const fb::ManifestT& message) {
 
 void HubClient::open_local_experts() {
     if (!options_.local_experts) { return; }
-    const std::filesystem::path path = options_.model.empty() ? std::filesystem::path(welcome_.model_path) : options_.model;
+    const std::filesystem::path path =
+        options_.model.empty() ? std::filesystem::path(welcome_.model_path) : options_.model;
     if (path.empty()) {
         log_info("the model file is not on this machine: experts that no worker holds cannot be computed here");
         return;
@@ -218,7 +221,9 @@ Status HubClient::take_routes(const fb::RoutesT& message) {
         id = model_id_;
     }
     LINKCPP_TRY(const Digest routed, wire::decode_digest(message.model_id));
-    if (!manifest || routed != id) { return fail(ErrorKind::corrupt, "hub: routes for a model whose manifest it has not sent"); }
+    if (!manifest || routed != id) {
+        return fail(ErrorKind::corrupt, "hub: routes for a model whose manifest it has not sent");
+    }
     LINKCPP_TRY(Routes routes, make_routes(message, manifest->model));
     routes_ = std::make_shared<const Routes>(std::move(routes));
     dispatcher_.set_routes(routes_);
@@ -273,7 +278,8 @@ void HubClient::accept(net::Listener& listener, bool encrypted) {
         }
         if (!*accepted) { return; }
         if (callers_.size() >= kMaxCallers) {
-            log_warn("data links: {} turned away, {} others have not said hello yet", (*accepted)->from, callers_.size());
+            log_warn("data links: {} turned away, {} others have not said hello yet", (*accepted)->from,
+                     callers_.size());
             continue;
         }
         Caller caller{.uid = (*accepted)->uid, .since = now()};

@@ -18,8 +18,8 @@ namespace linkcpp::coordinator {
 class LocalExperts {
   public:
     // Errors: those of GgufFile, invalid (the file is another model than the manifest's), unsupported (no CPU device).
-    static Result<std::unique_ptr<LocalExperts>> open(const std::filesystem::path& path, const model::Manifest& manifest,
-                                                      unsigned n_threads);
+    static Result<std::unique_ptr<LocalExperts>> open(const std::filesystem::path& path,
+                                                      const model::Manifest& manifest, unsigned n_threads);
 
     // As Engine::compute_rows(). A slice's hash is checked before it computes for the first time.
     // Errors: corrupt (the file's bytes are not those of the manifest), failed.

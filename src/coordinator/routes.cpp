@@ -16,7 +16,8 @@ const Routes::Worker* Routes::find(std::string_view id) const {
 
 Result<Routes> make_routes(const wire::fb::RoutesT& message, const model::MoeModel& model) {
     if (message.workers.size() > kMaxWorkers) {
-        return fail(ErrorKind::corrupt, "routes: expected at most {} workers, got {}", kMaxWorkers, message.workers.size());
+        return fail(ErrorKind::corrupt, "routes: expected at most {} workers, got {}", kMaxWorkers,
+                    message.workers.size());
     }
     Routes routes;
     for (std::size_t i = 0; i < model.layers.size(); ++i) {

@@ -13,7 +13,8 @@ namespace linkcpp::expert {
 namespace {
 
 bool equal_ignoring_case(std::string_view a, std::string_view b) {
-    return std::ranges::equal(a, b, [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
+    return std::ranges::equal(a, b,
+                              [](unsigned char x, unsigned char y) { return std::tolower(x) == std::tolower(y); });
 }
 
 // ggml says "loaded CPU backend from …" at every start; a person needs warnings and errors only.
@@ -60,9 +61,9 @@ std::vector<Device> devices() {
 }
 
 Result<Device> choose_device(const std::vector<Device>& devices, std::string_view name) {
-    auto chosen = name.empty()
-                      ? std::ranges::find_if(devices, [](const Device& d) { return !d.is_cpu(); })
-                      : std::ranges::find_if(devices, [&](const Device& d) { return equal_ignoring_case(d.name, name); });
+    auto chosen = name.empty() ? std::ranges::find_if(devices, [](const Device& d) { return !d.is_cpu(); })
+                               : std::ranges::find_if(
+                                     devices, [&](const Device& d) { return equal_ignoring_case(d.name, name); });
     if (name.empty() && chosen == devices.end()) { chosen = std::ranges::find_if(devices, &Device::is_cpu); }
     if (chosen != devices.end()) { return *chosen; }
     std::string names;

@@ -65,7 +65,7 @@ struct Engine::Layer {
     MoeLayer layer;
     std::vector<std::int32_t> local;  // the model's expert id → position in the tensors, -1: not held
     ggml_context_ptr context;
-    ggml_backend_buffer_ptr buffer;              // of a copied shard
+    ggml_backend_buffer_ptr buffer;               // of a copied shard
     std::vector<ggml_backend_buffer_ptr> mapped;  // of a mapped one
     std::map<Role, ggml_tensor*> tensors;
     std::map<std::pair<std::uint32_t, std::uint32_t>, std::unique_ptr<Graph>> graphs;  // by {n_used, n_rows}
@@ -121,12 +121,13 @@ Status Engine::start() {
 Status Engine::make_tensors(Layer& held, std::uint32_t n_local, std::span<const ByteView> mapped) {
     held.context = make_context(kMaxTensors, false);
     for (const model::ExpertTensor& tensor : held.layer.tensors) {
-        held.tensors[tensor.role] = ggml_new_tensor_3d(held.context.get(), tensor.type, tensor.ne[0], tensor.ne[1], n_local);
+        held.tensors[tensor.role] =
+            ggml_new_tensor_3d(held.context.get(), tensor.type, tensor.ne[0], tensor.ne[1], n_local);
         held.bytes += tensor.slab_bytes * n_local;
     }
     if (mapped.empty()) {
-        held.buffer.reset(
-            ggml_backend_alloc_ctx_tensors_from_buft(held.context.get(), ggml_backend_get_default_buffer_type(backend_)));
+        held.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(held.context.get(),
+                                                                   ggml_backend_get_default_buffer_type(backend_)));
         if (!held.buffer) {
             return fail(ErrorKind::overloaded, "device {}: no room for {} bytes of layer {}", device_.name, held.bytes,
                         held.layer.layer);
@@ -135,9 +136,11 @@ Status Engine::make_tensors(Layer& held, std::uint32_t n_local, std::span<const 
     }
     for (std::size_t i = 0; i < mapped.size(); ++i) {
         auto* data = const_cast<std::byte*>(mapped[i].data());  // weights: ggml only reads them
-        held.mapped.emplace_back(ggml_backend_dev_buffer_from_host_ptr(device_.handle, data, mapped[i].size(), mapped[i].size()));
+        held.mapped.emplace_back(
+            ggml_backend_dev_buffer_from_host_ptr(device_.handle, data, mapped[i].size(), mapped[i].size()));
         ggml_tensor* tensor = held.tensors[held.layer.tensors[i].role];
-        if (!held.mapped.back() || ggml_backend_tensor_alloc(held.mapped.back().get(), tensor, data) != GGML_STATUS_SUCCESS) {
+        if (!held.mapped.back() ||
+            ggml_backend_tensor_alloc(held.mapped.back().get(), tensor, data) != GGML_STATUS_SUCCESS) {
             return fail(ErrorKind::unsupported, "device {}: cannot compute from mapped memory", device_.name);
         }
     }
@@ -307,8 +310,8 @@ Result<Engine::Graph*> Engine::graph_for(Layer& held, std::uint32_t n_used, std:
     return cached.get();
 }
 
-Result<std::span<const float>> Engine::run(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
-                                           std::span<float> staging) {
+Result<std::span<const float>> Engine::run(std::uint32_t layer, std::span<const float> rows,
+                                           std::span<const Pair> pairs, std::span<float> staging) {
     const auto found = find(layer);
     if (!found) { return fail(ErrorKind::not_found, "layer {} is not held", layer); }
     Layer& held = *found;
@@ -333,11 +336,12 @@ Result<std::span<const float>> Engine::run(std::uint32_t layer, std::span<const 
     if (!rectangular) {
         expanded_.resize(pairs.size() * n_embd);
         for (std::size_t i = 0; i < pairs.size(); ++i) {
-            std::ranges::copy(rows.subspan(pairs[i].row * n_embd, n_embd), expanded_.begin() + static_cast<std::ptrdiff_t>(i * n_embd));
+            std::ranges::copy(rows.subspan(pairs[i].row * n_embd, n_embd),
+                              expanded_.begin() + static_cast<std::ptrdiff_t>(i * n_embd));
         }
         rows = expanded_;
     }
-    LINKCPP_TRY(Graph* graph, graph_for(held, n_used, n_graph_rows));
+    LINKCPP_TRY(Graph * graph, graph_for(held, n_used, n_graph_rows));
     ggml_backend_tensor_set(graph->h, rows.data(), 0, rows.size_bytes());
     ggml_backend_tensor_set(graph->ids, ids.data(), 0, ids.size() * sizeof(std::int32_t));
     const ggml_status status = ggml_backend_graph_compute(backend_, graph->graph);

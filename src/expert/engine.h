@@ -27,8 +27,8 @@ struct Pair {
 // Gives the slice (layer, expert): MoeLayer::slice_bytes() bytes, valid until the next call.
 using SliceSource = std::function<Result<ByteView>(std::uint32_t layer, std::uint32_t expert)>;
 
-// compute_*() belong to one thread at a time; hold() and hold_mapped() may run on another meanwhile, and a request sees a
-// layer as it was before or after, never between.
+// compute_*() belong to one thread at a time; hold() and hold_mapped() may run on another meanwhile, and a request sees
+// a layer as it was before or after, never between.
 class Engine {
   public:
     // `n_threads`: of a CPU device, 0 for all processors. Errors: failed (the device does not start).

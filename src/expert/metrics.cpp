@@ -12,7 +12,8 @@ namespace {
 template <class T>
 Result<Difference> compare_any(std::span<const T> a, std::span<const T> b) {
     if (a.size() != b.size() || a.empty()) {
-        return fail(ErrorKind::invalid, "compare: expected two vectors of one length, got {} and {}", a.size(), b.size());
+        return fail(ErrorKind::invalid, "compare: expected two vectors of one length, got {} and {}", a.size(),
+                    b.size());
     }
     using Word = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
     Difference difference{.identical = true};

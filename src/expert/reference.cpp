@@ -29,7 +29,8 @@ Result<std::vector<float>> dequantise(const model::ExpertTensor& tensor, ByteVie
     }
     const ggml_type_traits* traits = ggml_get_type_traits(tensor.type);
     if (traits == nullptr || traits->to_float == nullptr) {
-        return fail(ErrorKind::unsupported, "{}: type {} cannot be dequantised", tensor.name, ggml_type_name(tensor.type));
+        return fail(ErrorKind::unsupported, "{}: type {} cannot be dequantised", tensor.name,
+                    ggml_type_name(tensor.type));
     }
     traits->to_float(slab.data(), values.data(), static_cast<std::int64_t>(n));
     return values;
@@ -37,8 +38,8 @@ Result<std::vector<float>> dequantise(const model::ExpertTensor& tensor, ByteVie
 
 Result<ReferenceExpert> ReferenceExpert::make(const model::MoeLayer& layer, ByteView slice) {
     if (slice.size() != layer.slice_bytes()) {
-        return fail(ErrorKind::corrupt, "slice of layer {}: expected {} bytes, got {}", layer.layer, layer.slice_bytes(),
-                    slice.size());
+        return fail(ErrorKind::corrupt, "slice of layer {}: expected {} bytes, got {}", layer.layer,
+                    layer.slice_bytes(), slice.size());
     }
     ReferenceExpert expert;
     expert.n_embd_ = layer.n_embd;

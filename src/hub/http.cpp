@@ -119,15 +119,16 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(const net::Address& addres
                [&file, index = index_slices(manifest)](const httplib::Request& request, httplib::Response& response) {
                    send_slice(file, index, request, response);
                });
-    server.set_exception_handler([](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
-        response.status = 500;
-    });
+    server.set_exception_handler(
+        [](const httplib::Request&, httplib::Response& response, std::exception_ptr) { response.status = 500; });
 
     const int port = address.port == 0 ? server.bind_to_any_port(address.host)
                                        : (server.bind_to_port(address.host, address.port) ? address.port : -1);
     if (port < 0) {
-        return fail(ErrorKind::invalid, "HTTPS: cannot listen on {}; the port is in use, or the host is not this machine: "
-                                        "choose another with --https-port", address.text());
+        return fail(ErrorKind::invalid,
+                    "HTTPS: cannot listen on {}; the port is in use, or the host is not this machine: "
+                    "choose another with --https-port",
+                    address.text());
     }
     http->port_ = static_cast<std::uint16_t>(port);
     http->thread_ = std::thread([&server] { server.listen_after_bind(); });

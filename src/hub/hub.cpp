@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <fstream>
 
-#include <nlohmann/json.hpp>
 #include <poll.h>
+#include <nlohmann/json.hpp>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -42,9 +42,10 @@ Result<std::string> load_or_make_token(const std::filesystem::path& dir) {
 }
 
 json stats_json(const fb::StatsT& stats) {
-    return {{"requests", stats.requests},   {"pairs", stats.pairs},         {"rows", stats.rows},
-            {"busy_us", stats.busy_us},     {"bytes_in", stats.bytes_in},   {"bytes_out", stats.bytes_out},
-            {"refused", stats.refused},     {"resident_bytes", stats.resident_bytes}};
+    return {{"requests", stats.requests}, {"pairs", stats.pairs},
+            {"rows", stats.rows},         {"busy_us", stats.busy_us},
+            {"bytes_in", stats.bytes_in}, {"bytes_out", stats.bytes_out},
+            {"refused", stats.refused},   {"resident_bytes", stats.resident_bytes}};
 }
 
 std::string_view state_name(const WorkerRecord& worker) {
@@ -60,8 +61,8 @@ std::string_view state_name(const WorkerRecord& worker) {
 
 }  // namespace
 
-Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net::Identity identity, net::TlsContext tls,
-         net::Listener listener, std::string token)
+Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net::Identity identity,
+         net::TlsContext tls, net::Listener listener, std::string token)
     : options_(std::move(options)),
       file_(std::move(file)),
       manifest_(std::move(manifest)),
@@ -224,8 +225,9 @@ Status Hub::welcome(Peer& peer, const fb::HelloT& hello) {
     known_keys_.insert(peer.id);
     peer.role = hello.role;
     peer.link->set_limit(wire::kMaxControlBytes);
-    peer.link->rename(hello.role == fb::Role::worker ? fmt::format("worker {} at {}", hello.name.substr(0, 64), peer.from)
-                                                     : fmt::format("coordinator {} at {}", hello.process.substr(0, 64), peer.from));
+    peer.link->rename(hello.role == fb::Role::worker
+                          ? fmt::format("worker {} at {}", hello.name.substr(0, 64), peer.from)
+                          : fmt::format("coordinator {} at {}", hello.process.substr(0, 64), peer.from));
     peer.https_token = random_hex(kTokenBytes);
     tokens_.add(peer.https_token);
     fb::WelcomeT welcome;
@@ -271,7 +273,9 @@ Status Hub::welcome_coordinator(Peer& peer) {
 template <class Message>
 void Hub::send(Peer& peer, Message message) {
     if (peer.gone) { return; }
-    if (const Status status = net::send_message(*peer.link, std::move(message)); !status) { drop(peer, status.error()); }
+    if (const Status status = net::send_message(*peer.link, std::move(message)); !status) {
+        drop(peer, status.error());
+    }
 }
 
 fb::CoordinatorsT Hub::coordinators() const {
@@ -319,8 +323,8 @@ void Hub::heartbeat() {
         const bool strange = peer->role == fb::Role::none;
         const Duration silent = now() - (strange ? peer->since : peer->heard);
         if (silent > (strange ? kHelloTimeout : options_.silence)) {
-            drop(*peer, {ErrorKind::timeout, fmt::format("{}: silent for {:.0f} s, given up", peer->link->name(),
-                                                         to_seconds(silent))});
+            drop(*peer, {ErrorKind::timeout,
+                         fmt::format("{}: silent for {:.0f} s, given up", peer->link->name(), to_seconds(silent))});
         } else if (!strange) {
             send(*peer, fb::AskT{});  // so that the peer knows we live
         }
@@ -353,9 +357,8 @@ void Hub::answer_status() {
             send(*peer, std::move(ask));
         }
     }
-    const bool all = std::ranges::all_of(peers_, [&](const auto& peer) {
-        return peer->role == fb::Role::none || peer->answered >= status_asked_;
-    });
+    const bool all = std::ranges::all_of(
+        peers_, [&](const auto& peer) { return peer->role == fb::Role::none || peer->answered >= status_asked_; });
     if (!all && now() < status_deadline_) { return; }
     std::string status = make_status();
     {

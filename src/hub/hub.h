@@ -69,7 +69,7 @@ class Hub {
         wire::fb::Role role = wire::fb::Role::none;  // none: has not said hello yet
         std::string id;
         std::string https_token;
-        wire::fb::HelloT hello;      // of a coordinator
+        wire::fb::HelloT hello;  // of a coordinator
         wire::fb::StatsT stats;
         std::uint64_t answered = 0;  // the latest question that it has answered with its stats
         bool gone = false;
@@ -119,7 +119,7 @@ class Hub {
     std::uint64_t status_wanted_ = 0;  // number of the last question asked
     std::uint64_t status_done_ = 0;    // … answered
     std::string status_;
-    std::uint64_t status_asked_ = 0;   // hub thread: question that the peers were asked to answer
+    std::uint64_t status_asked_ = 0;  // hub thread: question that the peers were asked to answer
     TimePoint status_deadline_{};
 
     std::unique_ptr<HttpServer> http_;  // last: uses all of the above

@@ -102,7 +102,8 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
         }
     }
     const bool settled = now >= changed_at_ + options_.settle;
-    const bool enough = placed_ || workers_.size() >= options_.expected_workers || now >= first_join_ + options_.patience;
+    const bool enough =
+        placed_ || workers_.size() >= options_.expected_workers || now >= first_join_ + options_.patience;
     if (must_place_ && settled && enough) {
         std::vector<plan::Holder> holders;
         for (const auto& [id, worker] : workers_) { holders.push_back({id, worker.hello.memory_bytes, worker.share}); }
@@ -110,9 +111,10 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
         std::size_t i = 0;
         for (auto& [id, worker] : workers_) { worker.share = std::move(placement.holders[i++]); }
         if (placement.missing_slices > 0) {
-            log_warn("{} of {} slices find no place: the workers' memory is too small; add workers or give them more "
-                     "(join --memory)",
-                     placement.missing_slices, total_slices());
+            log_warn(
+                "{} of {} slices find no place: the workers' memory is too small; add workers or give them more "
+                "(join --memory)",
+                placement.missing_slices, total_slices());
         }
         must_place_ = false;
         must_assign_ = true;

@@ -21,13 +21,13 @@ struct WorkerRecord {
     std::string id;
     wire::fb::HelloT hello;  // as it joined; its token is emptied
     bool connected = false;
-    TimePoint left_at{};     // when not connected
+    TimePoint left_at{};  // when not connected
     TimePoint seen_at{};
-    std::uint32_t epoch = 0;     // of `assigned`
-    plan::Holdings share;        // what placement gives it
-    plan::Holdings assigned;     // what it was told to hold: its share, and perhaps more for a while
-    plan::Holdings ready;        // what it has said that it holds
-    wire::fb::ShardT shard;      // its last report
+    std::uint32_t epoch = 0;  // of `assigned`
+    plan::Holdings share;     // what placement gives it
+    plan::Holdings assigned;  // what it was told to hold: its share, and perhaps more for a while
+    plan::Holdings ready;     // what it has said that it holds
+    wire::fb::ShardT shard;   // its last report
     wire::fb::StatsT stats;
 };
 
@@ -35,7 +35,7 @@ class Swarm {
   public:
     struct Options {
         std::uint32_t n_replicas = 1;
-        unsigned expected_workers = 0;  // do not place before so many have joined …
+        unsigned expected_workers = 0;                     // do not place before so many have joined …
         Duration patience = std::chrono::seconds(20);      // … or this has passed since the first
         Duration settle = std::chrono::milliseconds(200);  // wait for others who join at the same time
         Duration grace = std::chrono::seconds(15);  // a worker that comes back within it finds its share untouched
@@ -72,8 +72,8 @@ class Swarm {
     Digest model_id_;
     Options options_;
     std::map<std::string, WorkerRecord> workers_;
-    bool must_place_ = false;    // membership has changed
-    bool must_assign_ = false;   // somebody became ready
+    bool must_place_ = false;   // membership has changed
+    bool must_assign_ = false;  // somebody became ready
     bool placed_ = false;
     TimePoint changed_at_{};
     TimePoint first_join_{};

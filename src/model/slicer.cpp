@@ -195,7 +195,7 @@ Status write_slices(const GgufFile& file, std::uint32_t layer_number, std::span<
     for (std::size_t i = 0; i < layer->tensors.size(); ++i) {
         LINKCPP_CHECK(copy_slabs(file, layer->tensors[i], experts, to, writer.offset(i), progress));
     }
-    return to.commit();
+    return to.commit(AtomicFile::Flush::no);
 }
 
 Result<Bytes> SliceFile::read(std::size_t position) const {
@@ -240,7 +240,7 @@ Result<BackboneSize> write_backbone(const GgufFile& file, const fs::path& out) {
         LINKCPP_CHECK(copy(file, tensor.split, tensor.offset, to, writer.offset(i), tensor.n_bytes, progress));
     }
     size.bytes += dense_bytes;
-    LINKCPP_CHECK(to.commit());
+    LINKCPP_CHECK(to.commit(AtomicFile::Flush::no));
     return size;
 }
 

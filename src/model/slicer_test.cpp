@@ -1,5 +1,7 @@
 #include "model/slicer.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 

@@ -74,7 +74,7 @@ class Synth {
             return fail_errno(errno, out.string());
         }
         if (!o_.header_only) { LINKCPP_CHECK(fill(file, n_threads)); }
-        return file.commit();
+        return file.commit(AtomicFile::Flush::no);
     }
 
   private:

@@ -1,4 +1,5 @@
-// A link that carries control messages: frames are encoded and decoded here, unknown messages of later releases skipped.
+// A link that carries control messages: frames are encoded and decoded here, unknown messages of later releases
+// skipped.
 #pragma once
 
 #include <memory>

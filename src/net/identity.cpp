@@ -75,9 +75,7 @@ Result<Identity> Identity::make() {
     Identity identity;
     identity.key_.reset(EVP_EC_gen("P-256"));
     identity.certificate_.reset(X509_new());
-    if (!identity.key_ || !identity.certificate_) {
-        return fail(ErrorKind::failed, "key: {}", openssl_error());
-    }
+    if (!identity.key_ || !identity.certificate_) { return fail(ErrorKind::failed, "key: {}", openssl_error()); }
     LINKCPP_CHECK(sign_own_certificate(identity.certificate_.get(), identity.key_.get()));
     LINKCPP_TRY(identity.fingerprint_, fingerprint_of(identity.certificate_.get()));
     return identity;

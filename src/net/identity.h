@@ -1,5 +1,5 @@
-// Who a process is: a key pair (ECDSA P-256) with a self-signed certificate. Peers know each other by the fingerprint of
-// the key: SHA-256 over its SubjectPublicKeyInfo, what `curl --pinnedpubkey sha256//…` takes in base64.
+// Who a process is: a key pair (ECDSA P-256) with a self-signed certificate. Peers know each other by the fingerprint
+// of the key: SHA-256 over its SubjectPublicKeyInfo, what `curl --pinnedpubkey sha256//…` takes in base64.
 #pragma once
 
 #include <filesystem>

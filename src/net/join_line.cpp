@@ -29,7 +29,9 @@ Result<JoinLine> parse_join_line(std::string_view text) {
         return fail(ErrorKind::invalid,
                     "join line: {}; expected linkcpp://HOST:PORT/FINGERPRINT/TOKEN as `linkcpp serve` prints it", why);
     };
-    while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) { text.remove_suffix(1); }
+    while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' ')) {
+        text.remove_suffix(1);
+    }
     if (!text.starts_with(kScheme)) { return bad("it does not start with linkcpp://"); }
     text.remove_prefix(kScheme.size());
     const std::size_t first = text.find('/');

@@ -280,7 +280,7 @@ Result<std::optional<Frame>> Link::receive() {
         std::size_t needed = wire::FrameHeader::kBytes;
         if (in_end_ - in_begin_ >= needed) {
             const std::span<const std::byte, wire::FrameHeader::kBytes> bytes(in_.data() + in_begin_,
-                                                                             wire::FrameHeader::kBytes);
+                                                                              wire::FrameHeader::kBytes);
             auto header = wire::decode_frame_header(bytes, limit_);
             if (!header) { return fail_with(name_, header.error()); }
             needed += header->payload_bytes;

@@ -1,4 +1,5 @@
-// A link: an ordered channel of frames over a connected socket, with or without TLS 1.3. Above it nobody can tell which.
+// A link: an ordered channel of frames over a connected socket, with or without TLS 1.3. Above it nobody can tell
+// which.
 //
 // Everything is non-blocking; the owner polls fd() for events(). One thread at a time.
 #pragma once
@@ -111,9 +112,9 @@ class Link {
     bool want_write_ = false;  // TLS wants to write in order to read, or a connect is under way
     std::uint32_t limit_ = wire::kMaxHelloBytes;
 
-    Bytes out_;                // queued bytes from out_begin_ on
+    Bytes out_;  // queued bytes from out_begin_ on
     std::size_t out_begin_ = 0;
-    Bytes in_;                 // received bytes [in_begin_, in_end_); in_.size() is the capacity
+    Bytes in_;  // received bytes [in_begin_, in_end_); in_.size() is the capacity
     std::size_t in_begin_ = 0;
     std::size_t in_end_ = 0;
     LinkCounters counters_;

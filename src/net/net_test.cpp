@@ -185,7 +185,7 @@ TEST(Identity, is_the_same_after_a_restart) {
 }
 
 TEST(JoinLine, round_trips) {
-    for (const std::uint16_t https_port : {7071, 9000}) {
+    for (const std::uint16_t https_port : std::initializer_list<std::uint16_t>{7071, 9000}) {
         const JoinLine line{{"192.168.1.5", 7070}, sha256(as_bytes("key")), "abc-DEF_123", https_port};
         const auto parsed = parse_join_line(line.text() + "\n");
         ASSERT_TRUE(parsed) << parsed.error().message;
@@ -200,10 +200,11 @@ TEST(JoinLine, round_trips) {
 TEST(JoinLine, bad_lines_are_refused_without_repeating_the_secret) {
     const std::string good = JoinLine{{"h", 1}, sha256({}), "s3cret", 2}.text();
     const std::string fingerprint = sha256({}).hex();
-    for (const std::string& bad : {std::string(), std::string("http://h:1/x/s3cret"), good.substr(0, good.size() - 6),
-                                   "linkcpp://h:1/" + fingerprint.substr(1) + "/s3cret", "linkcpp://h/" + fingerprint + "/s3cret",
-                                   "linkcpp://h:99999/" + fingerprint + "/s3cret", good + "/../x", good + "%00",
-                                   good + "?https=", good + "?https=0"}) {
+    for (const std::string& bad :
+         {std::string(), std::string("http://h:1/x/s3cret"), good.substr(0, good.size() - 6),
+          "linkcpp://h:1/" + fingerprint.substr(1) + "/s3cret", "linkcpp://h/" + fingerprint + "/s3cret",
+          "linkcpp://h:99999/" + fingerprint + "/s3cret", good + "/../x", good + "%00",
+          good + "?https=", good + "?https=0"}) {
         const auto parsed = parse_join_line(bad);
         ASSERT_FALSE(parsed) << bad;
         EXPECT_EQ(parsed.error().kind, ErrorKind::invalid);

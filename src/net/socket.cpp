@@ -58,7 +58,7 @@ std::string name_of(const sockaddr_storage& address, socklen_t length) {
     }
     const std::string_view text(host.data());
     return text.find(':') == std::string_view::npos ? fmt::format("{}:{}", text, port.data())
-                                                     : fmt::format("[{}]:{}", text, port.data());
+                                                    : fmt::format("[{}]:{}", text, port.data());
 }
 
 std::uint16_t port_of(int fd) {
@@ -74,8 +74,9 @@ Result<sockaddr_un> unix_address(const std::filesystem::path& path) {
     address.sun_family = AF_UNIX;
     const std::string text = path.string();
     if (text.size() >= sizeof address.sun_path) {
-        return fail(ErrorKind::invalid, "{}: a socket's path has at most {} characters; set LINKCPP_HOME to a short one",
-                    text, sizeof address.sun_path - 1);
+        return fail(ErrorKind::invalid,
+                    "{}: a socket's path has at most {} characters; set LINKCPP_HOME to a short one", text,
+                    sizeof address.sun_path - 1);
     }
     std::memcpy(address.sun_path, text.c_str(), text.size() + 1);
     return address;

@@ -37,7 +37,7 @@ class Listener {
 
     struct Accepted {
         UniqueFd fd;
-        std::string from;  // "10.0.0.3:41234" or "unix, user 1000"
+        std::string from;                  // "10.0.0.3:41234" or "unix, user 1000"
         std::optional<std::uint32_t> uid;  // Unix sockets only
     };
     // Nothing when nobody waits. Errors: overloaded (out of descriptors), failed.

@@ -31,7 +31,9 @@ std::vector<std::uint64_t> quotas(const std::vector<double>& weights, std::uint6
             quota[i] += whole;
             given += whole;
             full[i] = quota[i] == limit;
-            if (!full[i] && weights[i] > 0) { remainders.emplace_back(-(share - static_cast<double>(whole)), (i + n - turn % n) % n); }
+            if (!full[i] && weights[i] > 0) {
+                remainders.emplace_back(-(share - static_cast<double>(whole)), (i + n - turn % n) % n);
+            }
         }
         left -= given;
         std::ranges::sort(remainders);
@@ -150,7 +152,8 @@ Placement place(const MoeModel& model, const std::vector<Holder>& holders, std::
 std::uint64_t bytes_of(const MoeModel& model, const Holdings& holdings) {
     std::uint64_t bytes = 0;
     for (std::size_t layer = 0; layer < holdings.size() && layer < model.layers.size(); ++layer) {
-        bytes += static_cast<std::uint64_t>(std::ranges::count(holdings[layer], true)) * model.layers[layer].slice_bytes();
+        bytes +=
+            static_cast<std::uint64_t>(std::ranges::count(holdings[layer], true)) * model.layers[layer].slice_bytes();
     }
     return bytes;
 }

@@ -22,15 +22,16 @@ struct Holder {
 };
 
 struct Placement {
-    std::vector<Holdings> holders;  // in the order given
+    std::vector<Holdings> holders;     // in the order given
     std::uint64_t missing_slices = 0;  // without any holder: not enough memory
     std::uint64_t missing_copies = 0;  // slices × replicas that found no place, missing_slices included
     std::uint64_t moved_bytes = 0;     // slices that a holder gets and does not have yet
 };
 
-// Spreads every slice over `n_replicas` different holders. Each layer is spread by itself, in proportion to the holders'
-// memory, so that every token finds its work evenly distributed. What a holder has already it keeps as far as its share
-// goes. A holder gets no more than its memory takes. Fewer holders than replicas: as many copies as there are holders.
+// Spreads every slice over `n_replicas` different holders. Each layer is spread by itself, in proportion to the
+// holders' memory, so that every token finds its work evenly distributed. What a holder has already it keeps as far as
+// its share goes. A holder gets no more than its memory takes. Fewer holders than replicas: as many copies as there are
+// holders.
 Placement place(const model::MoeModel& model, const std::vector<Holder>& holders, std::uint32_t n_replicas);
 
 std::uint64_t bytes_of(const model::MoeModel& model, const Holdings& holdings);

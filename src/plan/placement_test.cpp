@@ -102,7 +102,8 @@ TEST(Placement, a_newcomer_takes_its_share_and_no_more_moves) {
 TEST(Placement, any_set_of_workers_gets_a_valid_placement) {
     std::mt19937 random(3);
     for (int i = 0; i < 300; ++i) {
-        const auto model = sample_model(static_cast<std::uint32_t>(1 + random() % 4), static_cast<std::uint32_t>(1 + random() % 20));
+        const auto model =
+            sample_model(static_cast<std::uint32_t>(1 + random() % 4), static_cast<std::uint32_t>(1 + random() % 20));
         std::vector<Holder> holders;
         for (std::size_t h = random() % 5; h > 0; --h) {
             Holder holder{"w", random() % (30 * kSlice), {}};

@@ -80,9 +80,11 @@ Result<DecodedRequest> decode_compute_request(ByteView payload) {
     LINKCPP_TRY(header.row_type, decode_row_type(p[37]));
     if (load_le<std::uint16_t>(p + 38) != 0) { return fail(ErrorKind::corrupt, "compute request: byte 38 is not 0"); }
     LINKCPP_CHECK(check_rows(header.n_rows, header.n_embd));
-    if (header.n_rows == 0 || header.n_rows > kMaxRows || header.n_pairs < header.n_rows || header.n_pairs > kMaxPairs) {
-        return fail(ErrorKind::corrupt, "compute request: expected 1 to {} rows with at least one pair each, got {} and {}",
-                    kMaxRows, header.n_rows, header.n_pairs);
+    if (header.n_rows == 0 || header.n_rows > kMaxRows || header.n_pairs < header.n_rows ||
+        header.n_pairs > kMaxPairs) {
+        return fail(ErrorKind::corrupt,
+                    "compute request: expected 1 to {} rows with at least one pair each, got {} and {}", kMaxRows,
+                    header.n_rows, header.n_pairs);
     }
     LINKCPP_CHECK(check_length(header.payload_bytes(), payload.size()));
     request.pairs = payload.subspan(ComputeRequest::kHeaderBytes, header.n_pairs * sizeof(Pair));

@@ -112,7 +112,9 @@ struct ComputeAnswer {
     std::uint32_t n_embd = 0;
     std::uint32_t compute_us = 0;
 
-    std::size_t payload_bytes() const { return kHeaderBytes + n_rows * std::size_t{n_embd} * bytes_per_value(row_type); }
+    std::size_t payload_bytes() const {
+        return kHeaderBytes + n_rows * std::size_t{n_embd} * bytes_per_value(row_type);
+    }
 };
 
 // Writes the header to the front of `payload` (answer.payload_bytes() long); returns the place for the rows.

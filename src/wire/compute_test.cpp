@@ -12,8 +12,15 @@ namespace {
 
 // Two rows of two numbers, three pairs.
 Bytes sample_request() {
-    const ComputeRequest request{.id = 0x0807060504030201, .model = 0x18, .epoch = 5, .layer = 7, .n_rows = 2,
-                                 .n_pairs = 3, .n_embd = 2, .mode = Mode::partial, .row_type = RowType::f32};
+    const ComputeRequest request{.id = 0x0807060504030201,
+                                 .model = 0x18,
+                                 .epoch = 5,
+                                 .layer = 7,
+                                 .n_rows = 2,
+                                 .n_pairs = 3,
+                                 .n_embd = 2,
+                                 .mode = Mode::partial,
+                                 .row_type = RowType::f32};
     const std::array pairs{Pair{0, 258, 1.0f}, Pair{0, 3, 0.5f}, Pair{1, 4, -2.0f}};
     Bytes payload(request.payload_bytes());
     const auto rows = encode(request, pairs, payload);
@@ -23,8 +30,12 @@ Bytes sample_request() {
 }
 
 Bytes sample_answer() {
-    const ComputeAnswer answer{.id = 0x0807060504030201, .outcome = Outcome::done, .row_type = RowType::f16,
-                               .n_rows = 2, .n_embd = 3, .compute_us = 9};
+    const ComputeAnswer answer{.id = 0x0807060504030201,
+                               .outcome = Outcome::done,
+                               .row_type = RowType::f16,
+                               .n_rows = 2,
+                               .n_embd = 3,
+                               .compute_us = 9};
     Bytes payload(answer.payload_bytes());
     std::ranges::fill(encode(answer, payload), std::byte{0xab});
     return payload;
@@ -32,9 +43,26 @@ Bytes sample_answer() {
 
 TEST(ComputeRequest, has_golden_bytes) {
     EXPECT_EQ(to_hex(sample_request()),
-              "0102030405060708" "1800000000000000" "05000000" "07000000" "02000000" "03000000" "02000000" "02" "01" "0000"
-              "00000201" "0000803f" "00000300" "0000003f" "01000400" "000000c0"
-              "0000803f" "00000040" "00004040" "00008040");
+              "0102030405060708"
+              "1800000000000000"
+              "05000000"
+              "07000000"
+              "02000000"
+              "03000000"
+              "02000000"
+              "02"
+              "01"
+              "0000"
+              "00000201"
+              "0000803f"
+              "00000300"
+              "0000003f"
+              "01000400"
+              "000000c0"
+              "0000803f"
+              "00000040"
+              "00004040"
+              "00008040");
 }
 
 TEST(ComputeRequest, round_trips) {
@@ -89,7 +117,14 @@ TEST(ComputeAnswer, round_trips) {
     EXPECT_EQ(answer->header.n_rows, 2u);
     EXPECT_EQ(answer->header.compute_us, 9u);
     EXPECT_EQ(answer->rows.size(), 12u);
-    EXPECT_EQ(to_hex(payload).substr(0, 48), "0102030405060708" "0000" "02" "00" "02000000" "03000000" "09000000");
+    EXPECT_EQ(to_hex(payload).substr(0, 48),
+              "0102030405060708"
+              "0000"
+              "02"
+              "00"
+              "02000000"
+              "03000000"
+              "09000000");
 }
 
 TEST(ComputeAnswer, every_truncation_is_corrupt) {

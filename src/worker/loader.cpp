@@ -67,7 +67,8 @@ Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
     for (const auto& [number, experts] : wanted) {
         const model::MoeLayer* layer = assignment.manifest->model.find(number);
         if (layer == nullptr || (!experts.empty() && experts.back() >= layer->n_expert)) {
-            return fail(ErrorKind::corrupt, "assignment: layer {} or one of its experts is not in the manifest", number);
+            return fail(ErrorKind::corrupt, "assignment: layer {} or one of its experts is not in the manifest",
+                        number);
         }
         if (held_[number] != experts) { total += experts.size() * layer->slice_bytes(); }
     }

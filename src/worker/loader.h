@@ -41,8 +41,8 @@ struct LoadState {
     wire::fb::ShardState state = wire::fb::ShardState::empty;
     std::uint32_t epoch = 0;
     std::size_t n_slices = 0;
-    std::uint64_t bytes = 0;        // held
-    std::uint64_t done_bytes = 0;   // of total_bytes, while loading
+    std::uint64_t bytes = 0;       // held
+    std::uint64_t done_bytes = 0;  // of total_bytes, while loading
     std::uint64_t total_bytes = 0;
     std::string error;
 };

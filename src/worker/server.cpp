@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include <ggml.h>
 #include <poll.h>
 
 #include "base/log.h"
+#include "expert/half.h"
 #include "wire/frame.h"
 
 namespace linkcpp::worker {
@@ -31,9 +31,7 @@ void to_f32(ByteView from, wire::RowType type, std::span<float> to) {
         std::memcpy(to.data(), from.data(), to.size_bytes());
         return;
     }
-    std::vector<ggml_fp16_t> halves(to.size());  // `from` may lie anywhere, ggml wants numbers aligned
-    std::memcpy(halves.data(), from.data(), halves.size() * sizeof(ggml_fp16_t));
-    ggml_fp16_to_fp32_row(halves.data(), to.data(), static_cast<std::int64_t>(to.size()));
+    expert::halves_to_floats(from, to);
 }
 
 void from_f32(std::span<const float> from, wire::RowType type, std::span<std::byte> to) {
@@ -41,9 +39,7 @@ void from_f32(std::span<const float> from, wire::RowType type, std::span<std::by
         std::memcpy(to.data(), from.data(), from.size_bytes());
         return;
     }
-    std::vector<ggml_fp16_t> halves(from.size());
-    ggml_fp32_to_fp16_row(from.data(), halves.data(), static_cast<std::int64_t>(from.size()));
-    std::memcpy(to.data(), halves.data(), halves.size() * sizeof(ggml_fp16_t));
+    expert::floats_to_halves(from, to);
 }
 
 }  // namespace
@@ -133,8 +129,11 @@ Status Server::answer(net::Link& link, ByteView payload) {
     if (auto computed = compute(*request)) {
         header = *computed;
     } else {
-        header = {.id = request->header.id, .outcome = outcome_of(computed.error()),
-                  .row_type = request->header.row_type, .n_rows = 0, .n_embd = request->header.n_embd};
+        header = {.id = request->header.id,
+                  .outcome = outcome_of(computed.error()),
+                  .row_type = request->header.row_type,
+                  .n_rows = 0,
+                  .n_embd = request->header.n_embd};
         if (computed.error().kind == ErrorKind::unsupported) { header.outcome = wire::Outcome::unknown_model; }
         ++stats_.refused;
         log_debug("{}: request refused: {}", link.name(), computed.error().message);
@@ -162,8 +161,11 @@ Result<wire::ComputeAnswer> Server::compute(const wire::DecodedRequest& request)
     }
     const bool exact = header.mode == wire::Mode::exact;
     const std::uint32_t n_rows = exact ? header.n_pairs : header.n_rows;
-    const wire::ComputeAnswer answer{.id = header.id, .outcome = wire::Outcome::done, .row_type = header.row_type,
-                                     .n_rows = n_rows, .n_embd = header.n_embd};
+    const wire::ComputeAnswer answer{.id = header.id,
+                                     .outcome = wire::Outcome::done,
+                                     .row_type = header.row_type,
+                                     .n_rows = n_rows,
+                                     .n_embd = header.n_embd};
     if (answer.payload_bytes() > wire::kMaxComputeBytes) {
         return fail(ErrorKind::invalid, "an answer of {} rows would be too large", n_rows);
     }

@@ -1,5 +1,5 @@
-// Serving: answers compute requests on data links with the engine's results. One thread, the data thread, owns the links;
-// "these rows through these experts of this layer of this model" is all that a coordinator can ask for.
+// Serving: answers compute requests on data links with the engine's results. One thread, the data thread, owns the
+// links; "these rows through these experts of this layer of this model" is all that a coordinator can ask for.
 #pragma once
 
 #include <atomic>

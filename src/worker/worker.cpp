@@ -62,9 +62,10 @@ Result<std::unique_ptr<Worker>> Worker::make(WorkerOptions options, net::Identit
     LINKCPP_TRY(auto engine, expert::Engine::open(device, options.n_threads));
     LINKCPP_TRY(net::TlsContext tls, net::TlsContext::make(identity));
     LINKCPP_TRY(store::SliceStore store, store::SliceStore::open(options.store_dir));
-    log_info("computing on {} ({}), {} for slices", device.name, device.description, format_bytes(options.memory_bytes));
-    return std::unique_ptr<Worker>(new Worker(std::move(options), std::move(identity), std::move(tls), std::move(store),
-                                              std::move(engine)));
+    log_info("computing on {} ({}), {} for slices", device.name, device.description,
+             format_bytes(options.memory_bytes));
+    return std::unique_ptr<Worker>(
+        new Worker(std::move(options), std::move(identity), std::move(tls), std::move(store), std::move(engine)));
 }
 
 Status Worker::run(const std::stop_token& stop) {
@@ -156,9 +157,7 @@ Status Worker::session(net::Link& hub, const std::stop_token& stop) {
 }
 
 Status Worker::handle(const wire::ControlT& message) {
-    if (const auto* refused = message.body.AsRefused()) {
-        return std::unexpected(net::to_error(*refused, "the hub"));
-    }
+    if (const auto* refused = message.body.AsRefused()) { return std::unexpected(net::to_error(*refused, "the hub")); }
     if (const auto* ask = message.body.AsAsk()) {
         asked_ = ask->sequence;
     } else if (const auto* manifest = message.body.AsManifest()) {
@@ -181,11 +180,12 @@ Status Worker::assign(const fb::AssignT& assign) {
     LINKCPP_TRY(wire::SliceSet slices, wire::decode_slices(assign.slices));
     log_info("assigned {} slices of {}", wire::n_slices(slices), manifest_->model.name);
     server_.set_model(model_id);
-    loader_.load({.epoch = assign.epoch,
-                  .manifest = manifest_,
-                  .model_id = model_id,
-                  .slices = std::move(slices),
-                  .origin = {{options_.hub.hub.host, welcome_.https_port}, options_.hub.fingerprint, welcome_.https_token}});
+    loader_.load(
+        {.epoch = assign.epoch,
+         .manifest = manifest_,
+         .model_id = model_id,
+         .slices = std::move(slices),
+         .origin = {{options_.hub.hub.host, welcome_.https_port}, options_.hub.fingerprint, welcome_.https_token}});
     return {};
 }
 
@@ -208,9 +208,7 @@ void Worker::dial(net::Link& hub) {
         const Status status = dial_one(peer.coordinator, peer.alive);
         peer.delay = status ? kFirstDelay : std::min<Duration>(peer.delay * 2, kMaxDelay);
         peer.next_try = now() + peer.delay;
-        if (!status) {
-            log_warn("coordinator {}: {}", id.substr(0, 12), status.error().message);
-        }
+        if (!status) { log_warn("coordinator {}: {}", id.substr(0, 12), status.error().message); }
         (void)hub.flush();
     }
 }

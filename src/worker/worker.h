@@ -1,5 +1,5 @@
-// A worker: joins a hub, is told what to hold, loads it, and keeps a data link to every coordinator. Accepts nothing but
-// "these rows through these experts of this layer of this model".
+// A worker: joins a hub, is told what to hold, loads it, and keeps a data link to every coordinator. Accepts nothing
+// but "these rows through these experts of this layer of this model".
 //
 // Threads: the caller of run() is the control thread (hub link, dialling coordinators, heartbeats); the data thread
 // (server.h) computes; the loader thread (loader.h) fetches and loads.
@@ -33,7 +33,7 @@ struct WorkerOptions {
     unsigned n_threads = 0;          // 0: all processors
     std::uint64_t memory_bytes = 0;  // for slices; 0: most of what is free
     std::filesystem::path store_dir;
-    Duration spin{};                 // see Server
+    Duration spin{};  // see Server
 };
 
 class Worker {

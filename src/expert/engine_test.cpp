@@ -1,0 +1,254 @@
+#include "expert/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "expert/half.h"
+#include "expert/metrics.h"
+#include "expert/reference.h"
+#include "model/manifest.h"
+#include "model/synth.h"
+#include "model/test_model.h"
+
+namespace linkcpp::expert {
+namespace {
+
+struct Shape {
+    const char* name;
+    ggml_type type;
+    bool merged;
+    // How far the device may be from double precision: its kernels round the activations to the type they multiply by
+    // (8 bits a value for quantised weights, 16 for F16). For K-quants, whose blocks of 256 values share one scale,
+    // cosines of 0.9998 were published for such experts (NMSE 4e-4).
+    double tolerance;
+};
+
+void PrintTo(const Shape& shape, std::ostream* out) {
+    *out << shape.name;
+}
+
+// A layer of 8 experts, n_embd 512, n_ff 256, from a real file, on the CPU.
+class EngineTest : public testing::TestWithParam<Shape> {
+  protected:
+    void SetUp() override {
+        model::SynthOptions options;
+        options.n_layer = 1;
+        options.n_expert = kExperts;
+        options.n_embd = kEmbd;
+        options.n_ff = 256;
+        options.gate_type = options.up_type = options.down_type = GetParam().type;
+        options.experts_only = true;
+        options.merged_gate_up = GetParam().merged;
+        if (options.merged_gate_up) { options.architecture = "qwen35moe"; }
+        ASSERT_TRUE(model::write_synthetic_model(options, folder_ / "m.gguf"));
+        file_ = std::make_unique<model::GgufFile>(model::GgufFile::open(folder_ / "m.gguf").value());
+        layer_ = model::read_moe(*file_)->layers.at(0);
+        load_backends();
+        const auto devices = expert::devices();
+        engine_ = Engine::open(choose_device(devices, "CPU").value(), 2).value();
+        hold(*engine_, {0, 1, 2, 3, 4, 5, 6, 7});
+        std::mt19937 random(5);
+        std::normal_distribution<float> normal;
+        rows_.resize(kRows * kEmbd);
+        std::ranges::generate(rows_, [&] { return normal(random); });
+    }
+
+    void hold(Engine& engine, const std::vector<std::uint16_t>& experts) {
+        Bytes slice;
+        const Status status = engine.hold(layer_, experts, [&](std::uint32_t, std::uint32_t e) -> Result<ByteView> {
+            LINKCPP_TRY(slice, model::read_slice(*file_, layer_, e));
+            return slice;
+        });
+        ASSERT_TRUE(status) << status.error().message;
+    }
+
+    std::vector<float> compute(std::span<const float> rows, const std::vector<Pair>& pairs) {
+        std::vector<float> out(pairs.size() * kEmbd);
+        const Status status = engine_->compute_rows(0, rows, pairs, out);
+        EXPECT_TRUE(status) << status.error().message;
+        return out;
+    }
+
+    static constexpr std::uint32_t kExperts = 8;
+    static constexpr std::uint32_t kEmbd = 512;
+    static constexpr std::size_t kRows = 17;
+    model::testing::TempFolder folder_;
+    std::unique_ptr<model::GgufFile> file_;
+    model::MoeLayer layer_;
+    std::unique_ptr<Engine> engine_;
+    std::vector<float> rows_;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Types, EngineTest,
+    testing::Values(Shape{"F32", GGML_TYPE_F32, false, 1e-9}, Shape{"F16", GGML_TYPE_F16, false, 1e-5},
+                    Shape{"Q8_0", GGML_TYPE_Q8_0, false, 2e-4}, Shape{"Q4_K", GGML_TYPE_Q4_K, false, 1e-3},
+                    Shape{"Q6_K", GGML_TYPE_Q6_K, false, 1e-3}, Shape{"Q8_0_merged", GGML_TYPE_Q8_0, true, 2e-4}),
+    [](const auto& param) { return std::string(param.param.name); });
+
+TEST_P(EngineTest, agrees_with_double_precision_on_every_expert) {
+    for (std::uint16_t e = 0; e < kExperts; ++e) {
+        const auto reference = ReferenceExpert::make(layer_, model::read_slice(*file_, layer_, e).value()).value();
+        const std::vector<double> h(rows_.begin(), rows_.begin() + kEmbd);
+        std::vector<double> expected(kEmbd);
+        reference.compute(h, expected);
+        const std::vector<float> got = compute(std::span(rows_).first(kEmbd), {{0, e, 0}});
+        const std::vector<double> got_double(got.begin(), got.end());
+        const auto difference = compare(std::span<const double>(got_double), std::span<const double>(expected));
+        ASSERT_TRUE(difference);
+        EXPECT_LT(difference->nmse, GetParam().tolerance) << "expert " << e;
+    }
+}
+
+TEST_P(EngineTest, a_pair_has_the_same_bits_however_it_is_batched) {
+    std::vector<Pair> pairs;  // ragged: row r has 1 + r % 3 pairs
+    for (std::uint16_t r = 0; r < kRows; ++r) {
+        for (std::uint16_t k = 0; k <= r % 3; ++k) {
+            pairs.push_back({r, static_cast<std::uint16_t>((r + 3 * k) % kExperts), 0});
+        }
+    }
+    const std::vector<float> together = compute(rows_, pairs);
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+        const std::vector<float> alone =
+            compute(std::span(rows_).subspan(pairs[i].row * kEmbd, kEmbd), {{0, pairs[i].expert, 0}});
+        EXPECT_TRUE(std::ranges::equal(alone, std::span(together).subspan(i * kEmbd, kEmbd))) << "pair " << i;
+    }
+    const std::vector<float> all_of_one = compute(std::span(rows_).first(kEmbd), {{0, 7, 0}, {0, 2, 0}, {0, 5, 0}});
+    const std::vector<float> five = compute(std::span(rows_).first(kEmbd), {{0, 5, 0}});
+    EXPECT_TRUE(std::ranges::equal(five, std::span(all_of_one).subspan(2 * kEmbd)));
+}
+
+TEST_P(EngineTest, a_shard_of_some_experts_computes_what_the_whole_layer_does) {
+    const std::vector<float> whole = compute(rows_, {{0, 6, 0}, {1, 1, 0}, {16, 6, 0}});
+    hold(*engine_, {1, 6});
+    EXPECT_TRUE(engine_->holds(0, 6));
+    EXPECT_FALSE(engine_->holds(0, 0));
+    EXPECT_EQ(engine_->shard_bytes(), 2 * layer_.slice_bytes());
+    EXPECT_EQ(compute(rows_, {{0, 6, 0}, {1, 1, 0}, {16, 6, 0}}), whole);
+}
+
+TEST_P(EngineTest, mapped_tensors_give_the_same_bits_as_copied_ones) {
+    const std::vector<float> copied = compute(rows_, {{0, 6, 0}, {1, 1, 0}});
+    const auto mapped = MappedFile::open(folder_ / "m.gguf");
+    ASSERT_TRUE(mapped);
+    std::vector<ByteView> data;
+    for (const model::ExpertTensor& tensor : layer_.tensors) {
+        const model::TensorInfo* info = file_->find(tensor.name);
+        data.push_back(mapped->bytes().subspan(info->offset, info->n_bytes));
+    }
+    const Status status = engine_->hold_mapped(layer_, data);
+    ASSERT_TRUE(status) << status.error().message;
+    EXPECT_EQ(compute(rows_, {{0, 6, 0}, {1, 1, 0}}), copied);
+    ASSERT_TRUE(engine_->hold(layer_, {}, {}));
+}
+
+TEST_P(EngineTest, sums_are_the_weighted_rows) {
+    const std::vector<Pair> pairs{{0, 1, 0.5f}, {0, 4, -2.0f}, {1, 4, 1.0f}};
+    const std::vector<float> rows = compute(std::span(rows_).first(2 * kEmbd), pairs);
+    std::vector<float> sums(2 * kEmbd);
+    ASSERT_TRUE(engine_->compute_sums(0, std::span(rows_).first(2 * kEmbd), pairs, sums));
+    for (std::size_t j = 0; j < kEmbd; ++j) {
+        const float first = rows[j] * 0.5f;
+        EXPECT_EQ(sums[j], first + rows[kEmbd + j] * -2.0f);
+        EXPECT_EQ(sums[kEmbd + j], rows[2 * kEmbd + j]);
+    }
+}
+
+TEST_P(EngineTest, what_is_not_held_is_not_found) {
+    hold(*engine_, {1, 6});
+    std::vector<float> out(kEmbd);
+    const auto one_row = std::span(rows_).first(kEmbd);
+    EXPECT_EQ(engine_->compute_rows(0, one_row, std::vector<Pair>{{0, 0, 0}}, out).error().kind, ErrorKind::not_found);
+    EXPECT_EQ(engine_->compute_rows(0, one_row, std::vector<Pair>{{0, 60000, 0}}, out).error().kind,
+              ErrorKind::not_found);
+    EXPECT_EQ(engine_->compute_rows(1, one_row, std::vector<Pair>{{0, 1, 0}}, out).error().kind, ErrorKind::not_found);
+}
+
+TEST_P(EngineTest, sizes_that_do_not_fit_are_invalid) {
+    std::vector<float> out(kEmbd);
+    const std::vector<Pair> one{{0, 1, 0}};
+    EXPECT_EQ(engine_->compute_rows(0, std::span(rows_).first(kEmbd - 1), one, out).error().kind, ErrorKind::invalid);
+    EXPECT_EQ(
+        engine_->compute_rows(0, std::span(rows_).first(kEmbd), one, std::span(out).first(kEmbd / 2)).error().kind,
+        ErrorKind::invalid);
+    EXPECT_EQ(engine_->compute_rows(0, std::span(rows_).first(kEmbd), std::vector<Pair>{{1, 1, 0}}, out).error().kind,
+              ErrorKind::invalid);
+    EXPECT_EQ(engine_->compute_rows(0, std::span(rows_).first(kEmbd), {}, {}).error().kind, ErrorKind::invalid);
+}
+
+TEST_P(EngineTest, a_slice_of_another_length_is_refused_and_the_old_shard_stays) {
+    const Bytes short_slice(layer_.slice_bytes() - 1);
+    const Status status = engine_->hold(layer_, std::vector<std::uint16_t>{0},
+                                        [&](std::uint32_t, std::uint32_t) -> Result<ByteView> { return short_slice; });
+    EXPECT_EQ(status.error().kind, ErrorKind::corrupt);
+    EXPECT_TRUE(engine_->holds(0, 7));
+}
+
+// ---- devices
+// ---------------------------------------------------------------------------------------------------------
+
+Device fake(std::string name, enum ggml_backend_dev_type type) {
+    return {.name = std::move(name), .type = type};
+}
+
+TEST(ChooseDevice, takes_the_first_that_is_not_a_cpu_whatever_it_calls_itself) {
+    const auto cpu = fake("CPU", GGML_BACKEND_DEVICE_TYPE_CPU);
+    const auto igpu = fake("Vulkan0", GGML_BACKEND_DEVICE_TYPE_ACCEL);
+    const auto gpu = fake("CUDA0", GGML_BACKEND_DEVICE_TYPE_GPU);
+    EXPECT_EQ(choose_device({cpu, igpu, gpu})->name, "Vulkan0");
+    EXPECT_EQ(choose_device({cpu, gpu})->name, "CUDA0");
+    EXPECT_EQ(choose_device({cpu})->name, "CPU");
+    EXPECT_EQ(choose_device({cpu, igpu, gpu}, "cuda0")->name, "CUDA0");
+    EXPECT_EQ(choose_device({cpu}, "CUDA0").error().kind, ErrorKind::not_found);
+    EXPECT_EQ(choose_device({}).error().kind, ErrorKind::not_found);
+}
+
+// ---- metrics
+// ---------------------------------------------------------------------------------------------------------
+
+Difference of(std::vector<float> a, std::vector<float> b) {
+    return compare(std::span<const float>(a), std::span<const float>(b)).value();
+}
+
+TEST(Metrics, hand_worked_cases) {
+    const Difference d = of({3, 4}, {3, 0});
+    EXPECT_DOUBLE_EQ(d.cosine, 0.6);
+    EXPECT_DOUBLE_EQ(d.max_abs, 4);
+    EXPECT_DOUBLE_EQ(d.nmse, 16.0 / 9.0);
+    EXPECT_DOUBLE_EQ(d.relative_l2, 4.0 / 3.0);
+    EXPECT_FALSE(d.identical);
+    EXPECT_TRUE(of({1, -2}, {1, -2}).identical);
+    EXPECT_FALSE(of({0.0f}, {-0.0f}).identical);
+}
+
+TEST(Metrics, zero_vectors_not_a_number_and_lengths) {
+    EXPECT_DOUBLE_EQ(of({0, 0}, {0, 0}).cosine, 1);
+    EXPECT_DOUBLE_EQ(of({0, 0}, {0, 0}).nmse, 0);
+    EXPECT_DOUBLE_EQ(of({0, 0}, {1, 0}).cosine, 0);
+    EXPECT_TRUE(std::isinf(of({1, 0}, {0, 0}).nmse));
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+        EXPECT_FALSE(of({bad, 1}, {bad, 1}).finite);
+        EXPECT_TRUE(std::isnan(of({1, 1}, {1, bad}).nmse));
+    }
+    const std::vector<float> one{1};
+    EXPECT_EQ(compare(std::span<const float>(one), std::span<const float>()).error().kind, ErrorKind::invalid);
+    EXPECT_EQ(compare(std::span<const float>(), std::span<const float>()).error().kind, ErrorKind::invalid);
+}
+
+TEST(Half, round_trips_at_any_alignment) {
+    const std::vector<float> values{0, 1, -2.5f, 65504, 1e-3f};
+    Bytes bytes(1 + 2 * values.size());
+    floats_to_halves(values, std::span(bytes).subspan(1));
+    std::vector<float> back(values.size());
+    halves_to_floats(ByteView(bytes).subspan(1), back);
+    EXPECT_EQ(back[2], -2.5f);
+    EXPECT_EQ(back[3], 65504);
+    EXPECT_NEAR(back[4], 1e-3, 1e-6);
+}
+
+}  // namespace
+}  // namespace linkcpp::expert

@@ -1,0 +1,152 @@
+#include "hub/swarm.h"
+
+#include <gtest/gtest.h>
+
+#include "base/clock.h"
+
+namespace linkcpp::hub {
+namespace {
+
+using namespace std::chrono_literals;
+namespace fb = wire::fb;
+
+constexpr std::uint64_t kSlice = 1000;
+
+model::Manifest sample_manifest() {
+    model::Manifest manifest;
+    manifest.model.name = "sample";
+    for (std::uint32_t l = 0; l < 3; ++l) {
+        model::MoeLayer layer;
+        layer.layer = l;
+        layer.n_expert = 12;
+        layer.tensors.push_back({.role = model::Role::down, .slab_bytes = kSlice});
+        manifest.model.layers.push_back(layer);
+        manifest.slices.emplace_back(12);
+    }
+    return manifest;
+}
+
+class SwarmTest : public testing::Test {
+  protected:
+    void join(const std::string& id, std::uint64_t memory = 1 << 20) {
+        fb::HelloT hello;
+        hello.role = fb::Role::worker;
+        hello.name = id;
+        hello.memory_bytes = memory;
+        hello.token = "secret";
+        swarm_.joined(id, hello, clock_.now());
+    }
+    // Everything that workers would do: load what they are assigned and say so, until nothing changes.
+    void settle() {
+        clock_.advance(1s);
+        for (int i = 0; i < 10; ++i) {
+            const auto changed = swarm_.replan(clock_.now());
+            if (changed.empty()) { return; }
+            for (const std::string& id : changed) { ready(id); }
+        }
+        FAIL() << "placement does not come to rest";
+    }
+    void ready(const std::string& id) {
+        fb::ShardT shard;
+        shard.state = fb::ShardState::ready;
+        shard.epoch = swarm_.workers().at(id).epoch;
+        swarm_.reported(id, shard, clock_.now());
+    }
+    std::uint64_t slices(const std::string& id) const { return plan::count(swarm_.workers().at(id).ready); }
+
+    model::Manifest manifest_ = sample_manifest();
+    FakeClock clock_;
+    Swarm swarm_{manifest_, sha256(as_bytes("model")), {}};
+};
+
+TEST_F(SwarmTest, three_workers_get_a_third_each) {
+    for (const char* id : {"a", "b", "c"}) { join(id); }
+    EXPECT_TRUE(swarm_.replan(clock_.now()).empty()) << "others may be about to join";
+    settle();
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+    for (const char* id : {"a", "b", "c"}) { EXPECT_EQ(slices(id), 12u); }
+    EXPECT_TRUE(swarm_.routes().complete);
+    EXPECT_EQ(swarm_.routes().workers.size(), 3u);
+}
+
+TEST_F(SwarmTest, the_token_is_not_kept) {
+    join("a");
+    EXPECT_TRUE(swarm_.workers().at("a").hello.token.empty());
+}
+
+TEST_F(SwarmTest, a_newcomer_gets_its_share_and_coverage_never_breaks) {
+    join("a");
+    settle();
+    EXPECT_EQ(slices("a"), 36u);
+    join("b");
+    clock_.advance(1s);
+    EXPECT_EQ(swarm_.replan(clock_.now()), (std::vector<std::string>{"b"})) << "a keeps what b does not have yet";
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+    ready("b");
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+    EXPECT_EQ(swarm_.replan(clock_.now()), (std::vector<std::string>{"a"}));
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+    ready("a");
+    EXPECT_EQ(slices("a"), 18u);
+    EXPECT_EQ(slices("b"), 18u);
+}
+
+TEST_F(SwarmTest, a_worker_that_comes_back_in_time_finds_its_share) {
+    join("a");
+    join("b");
+    settle();
+    const auto before = swarm_.workers().at("b").share;
+    swarm_.left("b", clock_.now());
+    EXPECT_EQ(swarm_.missing_slices(), 18u);
+    clock_.advance(5s);
+    EXPECT_TRUE(swarm_.replan(clock_.now()).empty());
+    join("b");
+    settle();
+    EXPECT_EQ(swarm_.workers().size(), 2u) << "counted once";
+    EXPECT_EQ(swarm_.workers().at("b").share, before);
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+}
+
+TEST_F(SwarmTest, the_slices_of_one_who_stays_away_go_to_others) {
+    join("a");
+    join("b");
+    settle();
+    swarm_.left("b", clock_.now());
+    clock_.advance(20s);
+    settle();
+    EXPECT_EQ(swarm_.workers().size(), 1u);
+    EXPECT_EQ(slices("a"), 36u);
+}
+
+TEST_F(SwarmTest, an_old_epoch_is_not_believed) {
+    join("a");
+    clock_.advance(1s);
+    ASSERT_EQ(swarm_.replan(clock_.now()).size(), 1u);
+    fb::ShardT shard;
+    shard.state = fb::ShardState::ready;
+    shard.epoch = swarm_.workers().at("a").epoch + 1;
+    EXPECT_FALSE(swarm_.reported("a", shard, clock_.now()));
+    EXPECT_EQ(swarm_.missing_slices(), 36u);
+}
+
+TEST_F(SwarmTest, too_little_memory_leaves_slices_missing_and_is_no_loop) {
+    join("a", 10 * kSlice);
+    settle();
+    EXPECT_EQ(slices("a"), 10u);
+    EXPECT_EQ(swarm_.missing_slices(), 26u);
+    EXPECT_FALSE(swarm_.routes().complete);
+}
+
+TEST_F(SwarmTest, expected_workers_are_waited_for_but_not_for_ever) {
+    Swarm swarm(manifest_, {}, {.expected_workers = 2});
+    fb::HelloT hello;
+    hello.memory_bytes = 1 << 20;
+    swarm.joined("a", hello, clock_.now());
+    clock_.advance(1s);
+    EXPECT_TRUE(swarm.replan(clock_.now()).empty());
+    clock_.advance(30s);
+    EXPECT_EQ(swarm.replan(clock_.now()).size(), 1u);
+}
+
+}  // namespace
+}  // namespace linkcpp::hub
