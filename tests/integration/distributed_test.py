@@ -109,3 +109,27 @@ class MissingExperts(SwarmTest):
         self.assert_ran(process)
         self.assertEqual(process.out().decode(), alone.out().decode())
         self.assertGreater(self.swarm.status()["workers"][0]["pairs"], 0)
+
+
+class LosingTheHub(SwarmTest):
+    def test_while_decoding_leaves_the_text_as_it_is_and_workers_come_back_to_a_new_one(self):
+        hub, https = free_port(), free_port()
+        ports = ("--port", hub, "--https-port", https)
+        self.swarm.serve(models.path_of("Q8_0"), *ports)
+        workers = [self.swarm.join(name) for name in ("one", "two")]
+        self.swarm.wait_covered()
+        line = self.swarm.line
+        arguments = completion("Q8_0", N_LONG)
+        alone = self.assert_ran(self.swarm.alone("llama-completion", *arguments))
+        process = self.swarm.start_exec("llama-completion", *arguments)
+        wait_for(lambda: len(process.out()) > 150, 60, "some text")
+        self.swarm.hub.kill()
+        self.assertIsNone(process.poll(), "it ended too early for this test")
+        self.assert_ran(process)
+        self.assertEqual(process.out().decode(), alone.out().decode())
+
+        self.swarm.serve(models.path_of("Q8_0"), *ports)
+        self.assertEqual(self.swarm.line, line)  # key and token are kept
+        self.swarm.wait_covered()
+        self.assertEqual([worker.poll() for worker in workers], [None, None])
+        self.assertEqual(self.assert_ran(self.swarm.exec("llama-completion", *arguments)).out(), alone.out())

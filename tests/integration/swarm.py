@@ -161,8 +161,9 @@ class Swarm:
         return process
 
     def serve(self, model, *arguments, workers=0, hub_only=True, **variables):
-        """Starts `linkcpp serve` on ports that are free, and waits until its local workers hold everything."""
-        command = [bin_dir() / "linkcpp", "serve", "-m", model, "--port", "0"]
+        """Starts `linkcpp serve` on ports that are free unless --port comes first; waits until its workers hold everything."""
+        command = [bin_dir() / "linkcpp", "serve", "-m", model]
+        command += [] if "--port" in arguments[:1] else ["--port", "0"]
         command += ["--local-workers", workers] if workers else []
         command += ["--hub-only"] if hub_only else []
         self.hub = self.start("hub", [*command, *arguments], **variables)

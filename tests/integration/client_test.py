@@ -1,0 +1,79 @@
+"""Stock programs and a real client on a swarm."""
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import models
+from case import PROMPT, SwarmTest
+from server import Server, free_port
+from swarm import SAME_ARITHMETIC
+
+QUESTIONS = ("Who made the heaven and the earth?", "What said the LORD unto Moses in the wilderness?")
+N_TOKENS = 60
+SERVER = ["-np", 2, "--no-warmup", *SAME_ARITHMETIC]
+
+
+class Chat(SwarmTest):
+    def ask_all(self, server):
+        """The answers to both questions, asked at the same time."""
+        with ThreadPoolExecutor(len(QUESTIONS)) as pool:
+            return list(pool.map(lambda question: server.chat(question, N_TOKENS), QUESTIONS))
+
+    def alone(self):
+        port = free_port()
+        process = self.swarm.start_alone("llama-server", "-m", models.path_of("Q8_0"), "--port", port, *SERVER)
+        return Server(port, process).wait_healthy()
+
+    def test_streams_to_two_clients_at_once_are_those_of_one_process(self):
+        port = free_port()
+        self.swarm.serve(models.path_of("Q8_0"), "--no-local-experts", "--", "--port", port, *SERVER, workers=2,
+                         hub_only=False)
+        server = Server(port, self.swarm.hub).wait_healthy()
+        one_by_one = [server.chat(question, N_TOKENS) for question in QUESTIONS]
+        at_once = self.ask_all(server)
+        again = self.ask_all(server)
+        for text, n_events in at_once:
+            self.assertGreater(len(text), 50)
+            self.assertGreater(n_events, N_TOKENS / 2)  # it was streamed
+        self.assertEqual(at_once, again)
+        self.assertTrue(all(w["pairs"] > 0 for w in self.swarm.status()["workers"]))
+        self.swarm.hub.stop()
+
+        alone = self.alone()
+        self.assertEqual(one_by_one, [alone.chat(question, N_TOKENS) for question in QUESTIONS])
+        self.assertEqual(at_once, self.ask_all(alone))
+
+
+class Serve(SwarmTest):
+    def test_ends_its_workers_and_its_server_when_it_ends(self):
+        port = free_port()
+        self.swarm.serve(models.path_of("Q8_0"), "--", "--port", port, *SERVER, workers=2, hub_only=False)
+        server = Server(port, self.swarm.hub).wait_healthy()
+        self.swarm.hub.popen.terminate()
+        self.assertEqual(self.swarm.hub.wait(10), 0)
+        self.assertFalse(server.healthy())
+
+    def test_ends_with_an_error_when_its_server_cannot_start(self):
+        self.swarm.serve(models.path_of("Q8_0"), "--", "--nonsense", workers=1, hub_only=False)
+        self.assert_refused(self.swarm.hub, "llama-server ended with status 1")
+
+    def test_answers_a_second_client_of_the_same_hub(self):
+        port = free_port()
+        self.swarm.serve(models.path_of("Q8_0"), "--", "--port", port, *SERVER, workers=2, hub_only=False)
+        server = Server(port, self.swarm.hub).wait_healthy()
+        before = server.complete(PROMPT, 30)
+        process = self.swarm.start_exec("llama-completion", "-m", models.path_of("Q8_0"), "-p", PROMPT, "-n", 30,
+                                        "--temp", 0, "--no-warmup", "-no-cnv", *SAME_ARITHMETIC)
+        self.assertEqual(server.complete(PROMPT, 30), before)
+        self.assert_ran(process)
+        self.assertEqual(process.out().decode().strip(), (PROMPT + before).strip())
+
+
+class StockPrograms(SwarmTest):
+    def test_llama_bench_runs_unmodified(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=2)
+        process = self.assert_ran(self.swarm.exec("llama-bench", "-m", models.path_of("Q8_0"), "-p", 32, "-n", 16, "-r", 1))
+        rows = re.findall(r"\| +(pp32|tg16) \| +([\d.]+)", process.out().decode())
+        self.assertEqual([row[0] for row in rows], ["pp32", "tg16"])
+        self.assertTrue(all(float(row[1]) > 0 for row in rows))
+        self.assertTrue(all(w["pairs"] > 0 for w in self.swarm.status()["workers"]))
