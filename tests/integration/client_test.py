@@ -1,12 +1,14 @@
 """Stock programs and a real client on a swarm."""
 
+import os
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import models
 from case import PROMPT, SwarmTest
 from server import Server, free_port
-from swarm import SAME_ARITHMETIC
+from swarm import SAME_ARITHMETIC, wait_for
 
 QUESTIONS = ("Who made the heaven and the earth?", "What said the LORD unto Moses in the wilderness?")
 N_TOKENS = 60
@@ -49,9 +51,26 @@ class Serve(SwarmTest):
         port = free_port()
         self.swarm.serve(models.path_of("Q8_0"), "--", "--port", port, *SERVER, workers=2, hub_only=False)
         server = Server(port, self.swarm.hub).wait_healthy()
+        self.assertEqual(len(self.swarm.running()), 4)
         self.swarm.hub.popen.terminate()
         self.assertEqual(self.swarm.hub.wait(10), 0)
+        self.assertEqual(self.swarm.running(), {})
         self.assertFalse(server.healthy())
+
+    def test_leaves_no_process_behind_when_it_is_killed(self):
+        port = free_port()
+        self.swarm.serve(models.path_of("Q8_0"), "--", "--port", port, *SERVER, workers=2, hub_only=False)
+        Server(port, self.swarm.hub).wait_healthy()
+        self.swarm.hub.kill()
+        wait_for(lambda: not self.swarm.running(), 10, "the end of what serve had started")
+
+    def test_restarts_a_local_worker_that_dies(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=2)
+        worker = next(pid for pid, line in self.swarm.running().items() if "--name local-1" in line)
+        os.kill(worker, signal.SIGKILL)
+        self.swarm.wait_status(lambda s: s["coverage"]["missing_slices"] > 0, "the loss", 10)
+        self.swarm.wait_status(lambda s: s["coverage"]["missing_slices"] == 0
+                               and sum(w["state"] == "ready" for w in s["workers"]) == 2, "a new worker", 20)
 
     def test_ends_with_an_error_when_its_server_cannot_start(self):
         self.swarm.serve(models.path_of("Q8_0"), "--", "--nonsense", workers=1, hub_only=False)

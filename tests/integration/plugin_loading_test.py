@@ -1,6 +1,5 @@
 """What the plugin does where there is no swarm."""
 
-import os
 import shutil
 import time
 
@@ -61,16 +60,7 @@ class ForAnotherGgml(SwarmTest):
         self.assert_refused(process, "linkcpp: error: .*has not loaded the swarm plugin")
         self.assertRegex(process.err(), r"(?i)libggml-swarm\.so.*version|version.*libggml-swarm\.so")
         # The program that it started is gone.
-        left = [p for p in os.listdir("/proc") if p.isdigit() and self.runs_from_here(p)]
-        self.assertEqual(left, [])
-
-    def runs_from_here(self, pid):
-        """Whether a llama-completion belongs to this test."""
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as line, open(f"/proc/{pid}/environ", "rb") as environment:
-                return b"llama-completion" in line.read() and str(self.swarm.home).encode() in environment.read()
-        except OSError:
-            return False
+        self.assertEqual([line for line in self.swarm.running().values() if "llama-completion" in line], [])
 
 
 class AnotherProgram(SwarmTest):

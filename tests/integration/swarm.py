@@ -205,6 +205,19 @@ class Swarm:
     def start_alone(self, program, *arguments, **variables):
         return self.start(f"alone-{Path(program).name}", [llama_dir() / program, *arguments], **variables)
 
+    def running(self):
+        """Command lines of all processes that descend from this swarm's, by pid: whoever has its folder for a home."""
+        found = {}
+        home = f"LINKCPP_HOME={self.home}\0".encode()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                environment = Path("/proc", pid, "environ").read_bytes()
+                if home in environment + b"\0":
+                    found[int(pid)] = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:  # it has ended
+                pass
+        return found
+
     # ---- what the hub says
 
     def status(self):
