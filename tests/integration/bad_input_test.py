@@ -26,8 +26,9 @@ class BadModels(SwarmTest):
         """serve, slice, backbone and manifest all refuse this model, and leave no file."""
         before = sorted(os.listdir(self.folder))
         out = self.folder / "out.gguf"
-        for arguments in (("slice", model, "--layer", "0", "--experts", "0-3", "-o", out), ("backbone", model, "-o", out),
-                          ("manifest", model, "-o", out), ("serve", "-m", model, "--port", "0", "--hub-only")):
+        for arguments in (("slice", model, "--layer", "0", "--experts", "0-3", "-o", out),
+                          ("backbone", model, "-o", out), ("manifest", model, "-o", out),
+                          ("serve", "-m", model, "--port", "0", "--hub-only")):
             with self.subTest(command=arguments[0]):
                 errors = self.assert_refused(self.swarm.linkcpp(*arguments, timeout=20), *parts)
                 self.assertEqual(len(errors), 1, errors)
@@ -96,7 +97,8 @@ class TooLittleMemory(SwarmTest):
         self.swarm.join("small", "--memory", "1M")
         self.swarm.wait_status(lambda s: s["workers"] and s["workers"][0]["state"] == "ready", "the small worker")
         begin = time.monotonic()
-        process = self.swarm.start_exec("llama-completion", *completion("Q8_0", 20), LINKCPP_COVERAGE_WAIT=COVERAGE_WAIT_S)
+        process = self.swarm.start_exec("llama-completion", *completion("Q8_0", 20),
+                                        LINKCPP_COVERAGE_WAIT=COVERAGE_WAIT_S)
         self.assert_refused(process, rf"linkcpp: .*slices have no live holder after {COVERAGE_WAIT_S} s.*linkcpp join")
         self.assertLess(time.monotonic() - begin, COVERAGE_WAIT_S + 10)
         self.assertRegex(self.swarm.hub.err(), "slices find no place.*--memory")
@@ -124,7 +126,8 @@ class NoHub(SwarmTest):
         self.swarm.hub.stop()
         # Its HTTPS port is asked first, so the host must do.
         self.assert_refused(self.swarm.linkcpp("status", LINKCPP_HUB=line), "127.0.0.1")
-        process = self.swarm.start_exec("llama-completion", *completion("Q8_0", 20), LINKCPP_HUB=line, LINKCPP_WAIT=1)
+        process = self.swarm.start_exec("llama-completion", *completion("Q8_0", 20), LINKCPP_HUB=line,
+                                        LINKCPP_WAIT=1)
         self.assert_refused(process, f"{re.escape(address)}.*linkcpp serve")
         worker = self.swarm.join("patient", line=line)
         wait_for(lambda: re.search(f"{re.escape(address)}.*trying again", worker.err()), 10, "the worker's warning")
@@ -135,11 +138,11 @@ class NoHub(SwarmTest):
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             port = taken.getsockname()[1]
-            process = self.swarm.linkcpp("serve", "-m", models.path_of("Q8_0"), "--port", port, "--hub-only", timeout=20)
+            serve = ("serve", "-m", models.path_of("Q8_0"), "--hub-only")
+            process = self.swarm.linkcpp(*serve, "--port", port, timeout=20)
             errors = self.assert_refused(process, f"{port}.*(in use|taken)")
             self.assertEqual(len(errors), 1)
-            process = self.swarm.linkcpp("serve", "-m", models.path_of("Q8_0"), "--port", free_port(), "--https-port", port,
-                                         "--hub-only", timeout=20)
+            process = self.swarm.linkcpp(*serve, "--port", free_port(), "--https-port", port, timeout=20)
             self.assert_refused(process, f"{port}.*(in use|taken)")
 
 
@@ -178,7 +181,7 @@ class FullDisk(SwarmTest):
     def test_fails_a_workers_loading_and_the_hub_can_say_why(self):
         self.swarm.serve(self.model)
         self.swarm.join("full", "--store", self.disk / "store")
-        status = self.swarm.wait_status(lambda s: s["workers"] and s["workers"][0]["state"] == "failed", "the failure", 30)
+        status = self.swarm.wait_status(lambda s: s["workers"] and s["workers"][0]["state"] == "failed", "the failure")
         self.assertRegex(status["workers"][0]["error"], "(?i)no space left|full")
         # Whole slices may stay: they are good. Parts may not.
         self.assertEqual([name for name in self.files() if not re.fullmatch("[0-9a-f]{64}", name)], [])

@@ -6,10 +6,12 @@ import unittest
 from pathlib import Path
 
 import models
+from server import Server, free_port
 from swarm import SAME_ARITHMETIC, Swarm
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 PROMPT = "And the LORD said unto Moses,"
+SERVER_ARGUMENTS = ["-np", 2, "--no-warmup", *SAME_ARITHMETIC]
 
 
 def completion(kind, n_tokens=200, sampling=("--temp", 0.7, "--seed", 3)):
@@ -33,6 +35,18 @@ class SwarmTest(unittest.TestCase):
     def two_workers(self, kind, *arguments):
         """A hub with two local workers, each with half of the experts."""
         self.swarm.serve(models.path_of(kind), *arguments, workers=2)
+
+    def server_on_swarm(self, kind, options=("--no-local-experts",)):
+        """A llama-server that answers, its experts on the swarm."""
+        port = free_port()
+        return Server(port, self.swarm.start_exec("llama-server", "-m", models.path_of(kind), "--port", port,
+                                                  *SERVER_ARGUMENTS, options=options)).wait_healthy()
+
+    def server_alone(self, kind):
+        """A llama-server that answers, without the plugin."""
+        port = free_port()
+        return Server(port, self.swarm.start_alone("llama-server", "-m", models.path_of(kind), "--port", port,
+                                                   *SERVER_ARGUMENTS)).wait_healthy()
 
     def assert_ran(self, process):
         self.assertEqual(process.wait(), 0, f"{process.name} failed:\n{process.err()[-3000:]}")

@@ -6,13 +6,12 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import models
-from case import PROMPT, SwarmTest
+from case import PROMPT, SERVER_ARGUMENTS, SwarmTest
 from server import Server, free_port
 from swarm import SAME_ARITHMETIC, wait_for
 
 QUESTIONS = ("Who made the heaven and the earth?", "What said the LORD unto Moses in the wilderness?")
 N_TOKENS = 60
-SERVER = ["-np", 2, "--no-warmup", *SAME_ARITHMETIC]
 
 
 class Chat(SwarmTest):
@@ -21,15 +20,10 @@ class Chat(SwarmTest):
         with ThreadPoolExecutor(len(QUESTIONS)) as pool:
             return list(pool.map(lambda question: server.chat(question, N_TOKENS), QUESTIONS))
 
-    def alone(self):
-        port = free_port()
-        process = self.swarm.start_alone("llama-server", "-m", models.path_of("Q8_0"), "--port", port, *SERVER)
-        return Server(port, process).wait_healthy()
-
     def test_streams_to_two_clients_at_once_are_those_of_one_process(self):
         port = free_port()
-        self.swarm.serve(models.path_of("Q8_0"), "--no-local-experts", "--", "--port", port, *SERVER, workers=2,
-                         hub_only=False)
+        self.swarm.serve(models.path_of("Q8_0"), "--no-local-experts", "--", "--port", port, *SERVER_ARGUMENTS,
+                         workers=2, hub_only=False)
         server = Server(port, self.swarm.hub).wait_healthy()
         one_by_one = [server.chat(question, N_TOKENS) for question in QUESTIONS]
         at_once = self.ask_all(server)
@@ -41,7 +35,7 @@ class Chat(SwarmTest):
         self.assertTrue(all(w["pairs"] > 0 for w in self.swarm.status()["workers"]))
         self.swarm.hub.stop()
 
-        alone = self.alone()
+        alone = self.server_alone("Q8_0")
         self.assertEqual(one_by_one, [alone.chat(question, N_TOKENS) for question in QUESTIONS])
         self.assertEqual(at_once, self.ask_all(alone))
 
@@ -49,7 +43,7 @@ class Chat(SwarmTest):
 class Serve(SwarmTest):
     def test_ends_its_workers_and_its_server_when_it_ends(self):
         port = free_port()
-        self.swarm.serve(models.path_of("Q8_0"), "--", "--port", port, *SERVER, workers=2, hub_only=False)
+        self.swarm.serve(models.path_of("Q8_0"), "--", "--port", port, *SERVER_ARGUMENTS, workers=2, hub_only=False)
         server = Server(port, self.swarm.hub).wait_healthy()
         self.assertEqual(len(self.swarm.running()), 4)
         self.swarm.hub.popen.terminate()
@@ -59,7 +53,7 @@ class Serve(SwarmTest):
 
     def test_leaves_no_process_behind_when_it_is_killed(self):
         port = free_port()
-        self.swarm.serve(models.path_of("Q8_0"), "--", "--port", port, *SERVER, workers=2, hub_only=False)
+        self.swarm.serve(models.path_of("Q8_0"), "--", "--port", port, *SERVER_ARGUMENTS, workers=2, hub_only=False)
         Server(port, self.swarm.hub).wait_healthy()
         self.swarm.hub.kill()
         wait_for(lambda: not self.swarm.running(), 10, "the end of what serve had started")
@@ -78,10 +72,10 @@ class Serve(SwarmTest):
 
     def test_answers_a_second_client_of_the_same_hub(self):
         port = free_port()
-        self.swarm.serve(models.path_of("Q8_0"), "--", "--port", port, *SERVER, workers=2, hub_only=False)
+        self.swarm.serve(models.path_of("Q8_0"), "--", "--port", port, *SERVER_ARGUMENTS, workers=2, hub_only=False)
         server = Server(port, self.swarm.hub).wait_healthy()
         before = server.complete(PROMPT, 30)
-        process = self.swarm.start_exec("llama-completion", "-m", models.path_of("Q8_0"), "-p", PROMPT, "-n", 30,
+        process = self.swarm.exec("llama-completion", "-m", models.path_of("Q8_0"), "-p", PROMPT, "-n", 30,
                                         "--temp", 0, "--no-warmup", "-no-cnv", *SAME_ARITHMETIC)
         self.assertEqual(server.complete(PROMPT, 30), before)
         self.assert_ran(process)
@@ -91,7 +85,8 @@ class Serve(SwarmTest):
 class StockPrograms(SwarmTest):
     def test_llama_bench_runs_unmodified(self):
         self.swarm.serve(models.path_of("Q8_0"), workers=2)
-        process = self.assert_ran(self.swarm.exec("llama-bench", "-m", models.path_of("Q8_0"), "-p", 32, "-n", 16, "-r", 1))
+        process = self.assert_ran(self.swarm.exec("llama-bench", "-m", models.path_of("Q8_0"), "-p", 32, "-n", 16,
+                                                  "-r", 1))
         rows = re.findall(r"\| +(pp32|tg16) \| +([\d.]+)", process.out().decode())
         self.assertEqual([row[0] for row in rows], ["pp32", "tg16"])
         self.assertTrue(all(float(row[1]) > 0 for row in rows))

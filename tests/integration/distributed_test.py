@@ -2,13 +2,12 @@
 
 import os
 import signal
-import threading
 import time
 
 import models
-from case import PROMPT, SwarmTest, completion
-from server import RequestFailed, Server, free_port
-from swarm import SAME_ARITHMETIC, wait_for
+from case import PROMPT, SwarmTest
+from server import RequestFailed, free_port
+from swarm import wait_for
 
 FAILURE_S = 2  # within which a request must fail that nobody can compute
 N_LONG = 400  # tokens that take long enough to do something in their midst
@@ -20,37 +19,20 @@ class LosingWorkers(SwarmTest):
         self.workers = [self.swarm.join(name) for name in names]
         self.swarm.wait_covered()
 
-    def start_server(self, *arguments):
-        port = free_port()
-        process = self.swarm.start_exec("llama-server", "-m", models.path_of("Q8_0"), "--port", port, "-np", 1,
-                                        "--no-warmup", *SAME_ARITHMETIC, *arguments)
-        return Server(port, process).wait_healthy()
-
     def test_a_request_that_nobody_can_compute_fails_soon_and_clearly_and_the_next_works(self):
         self.hub_and_workers("one", "two")
-        server = self.start_server()
+        server = self.server_on_swarm("Q8_0")
         before = server.complete(PROMPT, 20)
-        outcome, started = [], threading.Event()
-
-        def request():
-            try:
-                outcome.append(server.complete(PROMPT, N_LONG, on_token=started.set))
-            except (RequestFailed, OSError) as error:
-                outcome.append(error)
-            outcome.append(time.monotonic())
-
-        thread = threading.Thread(target=request)
-        thread.start()
-        self.assertTrue(started.wait(30))
+        request = server.start_completion(PROMPT, N_LONG)
+        request.wait_arrived(20)
         for worker in self.workers:
             worker.kill()
         killed = time.monotonic()
-        thread.join(30)
-        self.assertEqual(len(outcome), 2, "the request neither failed nor ended")
         with self.subTest("the request in flight"):
-            self.assertIsInstance(outcome[0], RequestFailed)
-            self.assertLess(outcome[1] - killed, FAILURE_S)
-            self.assertRegex(str(outcome[0]), "(?i)error")
+            with self.assertRaises(RequestFailed) as failed:
+                request.finish()
+            self.assertLess(request.ended - killed, FAILURE_S)
+            self.assertRegex(str(failed.exception), "(?i)error")
 
         with self.subTest("a request after that"):
             begin = time.monotonic()
@@ -74,16 +56,14 @@ class LosingWorkers(SwarmTest):
 
     def check_text_while(self, disturb):
         self.hub_and_workers("one", "two", replicas=2)
-        arguments = completion("Q8_0", N_LONG)
-        alone = self.assert_ran(self.swarm.alone("llama-completion", *arguments))
-        process = self.swarm.start_exec("llama-completion", *arguments)
-        wait_for(lambda: len(process.out()) > 150, 60, "some text")
+        server = self.server_on_swarm("Q8_0")
+        request = server.start_completion(PROMPT, N_LONG)
+        request.wait_arrived(20)
         disturb(self.workers[0])
-        self.assertIsNone(process.poll(), "it ended too early for this test")
-        self.assertLess(len(process.out()), len(alone.out()) / 2)
-        self.assert_ran(process)
-        self.assertEqual(process.out().decode(), alone.out().decode())
-        return process
+        self.assertLess(request.n_arrived, N_LONG / 2, "too late for this test")
+        text = request.finish()
+        server.process.stop()
+        self.assertEqual(text, self.server_alone("Q8_0").complete(PROMPT, N_LONG))
 
     def test_one_of_two_replicas_killed_while_decoding_leaves_the_text_as_it_is(self):
         self.check_text_while(lambda worker: worker.kill())
@@ -99,16 +79,15 @@ class MissingExperts(SwarmTest):
     def test_are_computed_by_the_coordinator_from_the_model_file(self):
         self.swarm.serve(models.path_of("Q8_0"))
         self.swarm.join("small", "--memory", "5M")
-        small = self.swarm.wait_status(lambda s: s["workers"] and s["workers"][0]["state"] == "ready", "the small worker")
+        small = self.swarm.wait_status(lambda s: s["workers"] and s["workers"][0]["state"] == "ready", "the worker")
         self.assertTrue(0 < small["workers"][0]["slices"] < small["model"]["slices"])
-        arguments = completion("Q8_0", N_LONG)
-        alone = self.assert_ran(self.swarm.alone("llama-completion", *arguments))
-        process = self.swarm.start_exec("llama-completion", *arguments, options=())
-        status = self.swarm.wait_status(lambda s: any(c["local_pairs"] for c in s["coordinators"]), "local pairs")
-        self.assertLess(status["coordinators"][0]["local_pairs"], status["coordinators"][0]["pairs"])
-        self.assert_ran(process)
-        self.assertEqual(process.out().decode(), alone.out().decode())
-        self.assertGreater(self.swarm.status()["workers"][0]["pairs"], 0)
+        server = self.server_on_swarm("Q8_0", options=())
+        text = server.complete(PROMPT, 100)
+        status = self.swarm.status()
+        coordinator = status["coordinators"][0]
+        self.assertTrue(0 < coordinator["local_pairs"] < coordinator["pairs"], coordinator)
+        self.assertGreater(status["workers"][0]["pairs"], 0)
+        self.assertEqual(text, self.server_alone("Q8_0").complete(PROMPT, 100))
 
 
 class LosingTheHub(SwarmTest):
@@ -119,17 +98,21 @@ class LosingTheHub(SwarmTest):
         workers = [self.swarm.join(name) for name in ("one", "two")]
         self.swarm.wait_covered()
         line = self.swarm.line
-        arguments = completion("Q8_0", N_LONG)
-        alone = self.assert_ran(self.swarm.alone("llama-completion", *arguments))
-        process = self.swarm.start_exec("llama-completion", *arguments)
-        wait_for(lambda: len(process.out()) > 150, 60, "some text")
+        server = self.server_on_swarm("Q8_0")
+        request = server.start_completion(PROMPT, N_LONG)
+        request.wait_arrived(20)
         self.swarm.hub.kill()
-        self.assertIsNone(process.poll(), "it ended too early for this test")
-        self.assert_ran(process)
-        self.assertEqual(process.out().decode(), alone.out().decode())
+        self.assertLess(request.n_arrived, N_LONG / 2, "too late for this test")
+        text = request.finish()
+        self.assertTrue(text.startswith(server.complete(PROMPT, 20)))
 
         self.swarm.serve(models.path_of("Q8_0"), *ports)
         self.assertEqual(self.swarm.line, line)  # key and token are kept
         self.swarm.wait_covered()
         self.assertEqual([worker.poll() for worker in workers], [None, None])
-        self.assertEqual(self.assert_ran(self.swarm.exec("llama-completion", *arguments)).out(), alone.out())
+        with self.subTest("a program that was running all the time"):
+            self.assertEqual(server.complete(PROMPT, N_LONG), text)
+        with self.subTest("a new program"):
+            server.process.stop()
+            self.assertEqual(self.server_on_swarm("Q8_0").complete(PROMPT, N_LONG), text)
+        self.assertEqual(self.server_alone("Q8_0").complete(PROMPT, N_LONG), text)

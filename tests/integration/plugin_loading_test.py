@@ -14,10 +14,8 @@ TOKEN = "0123456789abcdef"
 
 class WithoutAHub(SwarmTest):
     def run_with_plugin(self, *arguments, **variables):
-        process = self.swarm.start_alone("llama-completion", *arguments, **variables,
-                                         GGML_BACKEND_PATH=bin_dir() / "libggml-swarm.so")
-        process.wait()
-        return process
+        return self.swarm.alone("llama-completion", *arguments, **variables,
+                                GGML_BACKEND_PATH=bin_dir() / "libggml-swarm.so")
 
     def test_the_plugin_stays_inert_and_says_so_in_one_line(self):
         arguments = completion("Q8_0", 60)
@@ -56,7 +54,8 @@ class ForAnotherGgml(SwarmTest):
         shutil.copy2(bin_dir() / "linkcpp", folder)
         shutil.copy2(bin_dir() / "other-api/libggml-swarm.so", folder)
         self.swarm.serve(models.path_of("Q8_0"), workers=1)
-        process = self.swarm.start("exec", [folder / "linkcpp", "exec", "--", "llama-completion", *completion("Q8_0", 2000)])
+        process = self.swarm.start("exec", [folder / "linkcpp", "exec", "--", "llama-completion",
+                                            *completion("Q8_0", 2000)])
         self.assert_refused(process, "linkcpp: error: .*has not loaded the swarm plugin")
         self.assertRegex(process.err(), r"(?i)libggml-swarm\.so.*version|version.*libggml-swarm\.so")
         # The program that it started is gone.

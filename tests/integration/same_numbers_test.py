@@ -65,7 +65,7 @@ class Logits(SwarmTest):
         return sum((p - q) ** 2 for p, q in zip(x, y)) / sum(p * p for p in x)
 
     def test_are_close_in_partial_mode(self):
-        # Partial sums add the same products in another order: relative errors of 2^-24 a term, squared, over the layers.
+        # Partial sums add the same products in another order: relative errors of 2^-24 a term, squared, in each layer.
         # 1e-9 leaves room for activations that are quantised (Q8_0), where a last bit may tip a rounding.
         self.two_workers("Q8_0")
         error = self.nmse(self.dump("Q8_0", "alone"), self.dump("Q8_0", "partial", ["--mode", "partial"]))

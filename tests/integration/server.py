@@ -3,6 +3,8 @@
 import http.client
 import json
 import socket
+import threading
+import time
 
 from swarm import START_S, wait_for
 
@@ -41,7 +43,8 @@ class Server:
     def wait_healthy(self):
         def check():
             if self.process.poll() is not None:
-                raise RuntimeError(f"{self.process.name} ended with status {self.process.poll()}:\n{self.process.err()}")
+                raise RuntimeError(f"{self.process.name} ended with status {self.process.poll()}:\n"
+                                   f"{self.process.err()}")
             return self.healthy()
         wait_for(check, START_S, "llama-server's health")
         return self
@@ -58,7 +61,8 @@ class Server:
         """The JSON of each server-sent event until [DONE] or the end."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_S)
         try:
-            connection.request("POST", path, json.dumps({**body, "stream": True}), {"Content-Type": "application/json"})
+            connection.request("POST", path, json.dumps({**body, "stream": True}),
+                               {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
                 raise RequestFailed(response.status, response.read().decode())
@@ -78,11 +82,17 @@ class Server:
         finally:
             connection.close()
 
-    def complete(self, prompt, n_tokens, on_token=None, **more):
+    def start_completion(self, prompt, n_tokens):
+        """A Completion under way."""
+        completion = Completion(self, prompt, n_tokens)
+        completion.start()
+        return completion
+
+    def complete(self, prompt, n_tokens, on_token=None):
         """The text that follows a prompt; on_token() is called as each token arrives."""
         text = ""
         for event in self._events("/completion", {"prompt": prompt, "n_predict": n_tokens, "temperature": 0, "seed": 1,
-                                                  "cache_prompt": False, **more}):
+                                                  "cache_prompt": False}):
             text += event["content"]
             if on_token:
                 on_token()
@@ -98,3 +108,36 @@ class Server:
             for choice in event["choices"]:
                 text += choice["delta"].get("content") or ""
         return text, n_events
+
+
+class Completion(threading.Thread):
+    """A streamed request in a thread of its own, so that something can be done in its midst."""
+
+    def __init__(self, server, prompt, n_tokens):
+        super().__init__(daemon=True)
+        self.server, self.prompt, self.n_tokens = server, prompt, n_tokens
+        self.n_arrived = 0
+        self.text = self.error = self.ended = None
+
+    def run(self):
+        try:
+            self.text = self.server.complete(self.prompt, self.n_tokens, on_token=self._count)
+        except (RequestFailed, OSError) as error:
+            self.error = error
+        self.ended = time.monotonic()
+
+    def _count(self):
+        self.n_arrived += 1
+
+    def wait_arrived(self, n_tokens):
+        """Until so many tokens are there, and more to come."""
+        wait_for(lambda: self.n_arrived >= n_tokens or self.ended, REQUEST_S, f"{n_tokens} tokens")
+
+    def finish(self):
+        """Waits for the end; the text, or raises what failed."""
+        self.join(REQUEST_S)
+        if self.ended is None:
+            raise TimeoutError(f"a request neither failed nor ended within {REQUEST_S} s")
+        if self.error:
+            raise self.error
+        return self.text

@@ -1,8 +1,8 @@
 // dump_logits MODEL TEXT-FILE OUT: the logits of a batch of 17 tokens and of 8 single ones, as raw f32.
 //
 // The text's first 25 tokens are evaluated; OUT gets {n_vocab, 25} f32. Two runs with the same arithmetic give the same
-// bytes: weights are not re-packed, two threads compute. The plugin comes in by GGML_BACKEND_PATH, as into llama.cpp's own
-// programs.
+// bytes: weights are not re-packed, two threads compute. The plugin comes in by GGML_BACKEND_PATH, as into
+// llama.cpp's own programs.
 
 #include <cstdio>
 #include <fstream>
