@@ -26,7 +26,7 @@ SAME_ARITHMETIC = ["--no-repack", "-t", "2"]
 # llama.cpp's programs exit without waiting for the thread that prints (common_log_main() in its common/log.cpp says
 # so): on a busy machine the end of what they say is lost. By program, what tells that nothing is.
 SAID_ALL = {"llama-completion": "graphs reused", "llama-perplexity": "Final estimate"}
-N_TRIES = 4
+N_TRIES = 6
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
