@@ -319,19 +319,9 @@ class Dispatcher::Call {
     }
 
     Status await() {
-        bool spin = true;
         TimePoint deadline = now() + 1h;
-        for (const auto& [id, request] : requests_) {
-            deadline = std::min(deadline, request.deadline);
-            spin = spin && request.holder->link->encrypted();
-        }
+        for (const auto& [id, request] : requests_) { deadline = std::min(deadline, request.deadline); }
         if (!todo_.empty()) { deadline = std::min(deadline, now() + 20ms); }
-        if (spin && !requests_.empty()) {
-            const TimePoint until = now() + d_.options_.spin;
-            const std::size_t before = requests_.size();
-            while (now() < until && requests_.size() == before) { LINKCPP_CHECK(progress(0ns)); }
-            if (requests_.size() != before) { return {}; }
-        }
         return progress(deadline - now());
     }
 

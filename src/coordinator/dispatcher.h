@@ -31,8 +31,6 @@ struct DispatchOptions {
     Duration hang = std::chrono::seconds(1);
     // How long a call waits for a holder to come (back) before it fails.
     Duration coverage_wait = std::chrono::milliseconds(1500);
-    // How long to look for answers before sleeping, when no worker shares this machine's cores.
-    Duration spin = std::chrono::microseconds(50);
 };
 
 struct DispatchStats {

@@ -5,6 +5,7 @@
 
 #include <poll.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "expert/half.h"
 #include "wire/frame.h"
@@ -44,8 +45,7 @@ void from_f32(std::span<const float> from, wire::RowType type, std::span<std::by
 
 }  // namespace
 
-Server::Server(expert::Engine& engine, Duration spin)
-    : engine_(engine), spin_(spin), thread_([this](const std::stop_token& stop) { run(stop); }) {}
+Server::Server(expert::Engine& engine) : engine_(engine), thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
 Server::~Server() {
     thread_.request_stop();
@@ -71,26 +71,25 @@ void Server::adopt() {
 
 void Server::run(const std::stop_token& stop) {
     std::vector<pollfd> entries;
-    TimePoint last_work = now();
     while (!stop.stop_requested()) {
         entries.assign(1, {wake_.fd(), POLLIN, 0});
         for (const Client& client : clients_) { entries.push_back({client.link->fd(), client.link->events(), 0}); }
-        const bool spin = now() - last_work < spin_;
-        if (::poll(entries.data(), entries.size(), spin ? 0 : -1) <= 0) { continue; }
+        if (::poll(entries.data(), entries.size(), -1) <= 0) { continue; }
+        const std::size_t n_known = clients_.size();
         if (entries[0].revents != 0) {
             wake_.clear();
             adopt();
         }
-        for (std::size_t i = 1; i < entries.size(); ++i) {
-            if (entries[i].revents == 0) { continue; }
-            Client& client = clients_[i - 1];
+        for (std::size_t i = 0; i < clients_.size(); ++i) {
+            // A new link may have its first request in its own buffer already, where poll() does not see it.
+            if (i < n_known && entries[i + 1].revents == 0) { continue; }
+            Client& client = clients_[i];
             if (serve(*client.link)) { continue; }
             client.link.reset();
             client.alive->store(false, std::memory_order_release);
             closed_.signal();
         }
         std::erase_if(clients_, [](const Client& client) { return client.link == nullptr; });
-        last_work = now();
     }
 }
 

@@ -10,7 +10,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/sha256.h"
 #include "expert/engine.h"
 #include "net/link.h"
@@ -31,9 +30,7 @@ struct ServerStats {
 
 class Server {
   public:
-    // How long the data thread looks for the next request before it sleeps; 0 on a machine whose cores a coordinator
-    // needs as well.
-    Server(expert::Engine& engine, Duration spin);
+    explicit Server(expert::Engine& engine);
     ~Server();
 
     // From any thread. The link has passed its hello; `alive` is set to false when the server has let it go.
@@ -59,7 +56,6 @@ class Server {
     Result<wire::ComputeAnswer> compute(const wire::DecodedRequest& request);
 
     expert::Engine& engine_;
-    Duration spin_;
     std::atomic<std::uint64_t> model_{0};
     ServerStats stats_;
     net::Wakeup wake_;

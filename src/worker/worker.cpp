@@ -51,7 +51,7 @@ Worker::Worker(WorkerOptions options, net::Identity identity, net::TlsContext tl
       store_(std::move(store)),
       engine_(std::move(engine)),
       loader_(*engine_, store_),
-      server_(*engine_, options_.spin) {}
+      server_(*engine_) {}
 
 Result<std::unique_ptr<Worker>> Worker::make(WorkerOptions options, net::Identity identity) {
     expert::load_backends();

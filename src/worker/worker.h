@@ -33,7 +33,6 @@ struct WorkerOptions {
     unsigned n_threads = 0;          // 0: all processors
     std::uint64_t memory_bytes = 0;  // for slices; 0: most of what is free
     std::filesystem::path store_dir;
-    Duration spin{};  // see Server
 };
 
 class Worker {
