@@ -62,46 +62,71 @@ Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
     return path;
 }
 
-Result<std::vector<Process>> start_workers(const Options& options, const net::JoinLine& line) {
-    std::vector<Process> workers;
-    if (options.n_local_workers == 0) { return workers; }
-    std::uint64_t memory =
-        static_cast<std::uint64_t>(static_cast<double>(available_memory_bytes()) * kLocalMemoryShare) /
-        options.n_local_workers;
-    if (!options.worker_memory.empty()) { LINKCPP_TRY(memory, parse_bytes(options.worker_memory)); }
-    const unsigned n_threads = std::max(1u, n_processors() / options.n_local_workers);
-    for (unsigned i = 1; i <= options.n_local_workers; ++i) {
+// The workers that `serve` itself has started on this machine. They hold no state: one that dies is started again.
+class LocalWorkers {
+  public:
+    LocalWorkers(const Options& options, const net::JoinLine& line) : options_(options), line_(line) {}
+
+    Status start() {
+        memory_ = static_cast<std::uint64_t>(static_cast<double>(available_memory_bytes()) * kLocalMemoryShare) /
+                  std::max(1u, options_.n_local_workers);
+        if (!options_.worker_memory.empty()) { LINKCPP_TRY(memory_, parse_bytes(options_.worker_memory)); }
+        for (unsigned i = 1; i <= options_.n_local_workers; ++i) {
+            LINKCPP_TRY(Process process, start_one(i));
+            workers_.push_back({i, std::move(process), now()});
+        }
+        return {};
+    }
+
+    // Starts again what has died. Errors: failed (one dies as soon as it has started: its last lines say why).
+    Status watch() {
+        for (Worker& worker : workers_) {
+            const auto status = worker.process.poll();
+            if (!status) { continue; }
+            if (now() - worker.since < kTooSoon) {
+                return fail(ErrorKind::failed, "local worker {} ended with status {} right after its start; see above",
+                            worker.number, *status);
+            }
+            log_warn("local worker {} ended with status {}; starting it again", worker.number, *status);
+            LINKCPP_TRY(worker.process, start_one(worker.number));
+            worker.since = now();
+        }
+        return {};
+    }
+
+    bool empty() const { return workers_.empty(); }
+
+  private:
+    struct Worker {
+        unsigned number;
+        Process process;
+        TimePoint since;
+    };
+    static constexpr Duration kTooSoon = 2s;
+
+    static TimePoint now() { return std::chrono::steady_clock::now(); }
+
+    Result<Process> start_one(unsigned number) const {
+        const unsigned n_threads = std::max(1u, n_processors() / options_.n_local_workers);
         ProcessOptions process;
         process.arguments = {(executable_dir() / "linkcpp").string(),
                              "join",
                              "--name",
-                             fmt::format("local-{}", i),
+                             fmt::format("local-{}", number),
                              "--memory",
-                             std::to_string(memory),
+                             std::to_string(memory_),
                              "--threads",
                              std::to_string(n_threads)};
         // The join line holds a secret: the environment is this user's alone, a command line is everybody's.
-        process.environment = {{"LINKCPP_HUB", line.text()}, {"GOMP_SPINCOUNT", "2000"}};
-        LINKCPP_TRY(Process worker, Process::start(process));
-        workers.push_back(std::move(worker));
+        process.environment = {{"LINKCPP_HUB", line_.text()}, {"GOMP_SPINCOUNT", "2000"}};
+        return Process::start(process);
     }
-    return workers;
-}
 
-// Restarts local workers that have died: they hold no state.
-Status watch_workers(const Options& options, const net::JoinLine& line, std::vector<Process>& workers) {
-    for (Process& worker : workers) {
-        const auto status = worker.poll();
-        if (!status) { continue; }
-        if (*status == 0) { return {}; }
-        log_warn("a local worker ended with status {}", *status);
-        std::erase_if(workers, [](Process& p) { return p.poll().has_value(); });
-        break;
-    }
-    (void)options;
-    (void)line;
-    return {};
-}
+    const Options& options_;
+    net::JoinLine line_;
+    std::uint64_t memory_ = 0;
+    std::vector<Worker> workers_;
+};
 
 Result<Process> start_server(const Options& options, const hub::Hub& hub) {
     LINKCPP_TRY(const std::filesystem::path backbone, backbone_of(hub));
@@ -146,12 +171,13 @@ Status serve(const Options& options) {
     });
     fmt::print("To add a machine, run there:\n\n  linkcpp join '{}'\n\n", line.text());
     std::fflush(stdout);
-    LINKCPP_TRY(std::vector<Process> workers, start_workers(options, line));
+    LocalWorkers workers(options, line);
+    LINKCPP_CHECK(workers.start());
 
     std::optional<Process> server;
     const TimePoint start = std::chrono::steady_clock::now();
     while (!stop.requested()) {
-        LINKCPP_CHECK(watch_workers(options, line, workers));
+        LINKCPP_CHECK(workers.watch());
         if (server) {
             if (const auto status = server->poll()) {
                 if (*status == 0) { return {}; }
