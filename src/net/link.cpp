@@ -33,48 +33,90 @@ int verify_by_fingerprint(X509_STORE_CTX* store, void* /*unused*/) {
     return 0;
 }
 
-// OpenSSL's own socket BIO writes with write(2), which raises SIGPIPE when the peer is gone. The process may not be
-// ours, so its signals are left alone and this BIO asks for none.
-int bio_fd(BIO* bio) {
-    return static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio)));
-}
-
-int bio_result(BIO* bio, ssize_t n, int retry_flag) {
-    BIO_clear_retry_flags(bio);
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ENOTCONN)) {
-        BIO_set_flags(bio, retry_flag | BIO_FLAGS_SHOULD_RETRY);
-    }
-    return static_cast<int>(n);
-}
-
-int bio_write(BIO* bio, const char* data, int length) {
-    return bio_result(bio, ::send(bio_fd(bio), data, static_cast<std::size_t>(length), MSG_NOSIGNAL | MSG_DONTWAIT),
-                      BIO_FLAGS_WRITE);
-}
-
-int bio_read(BIO* bio, char* data, int length) {
-    return bio_result(bio, ::recv(bio_fd(bio), data, static_cast<std::size_t>(length), MSG_DONTWAIT), BIO_FLAGS_READ);
-}
-
-long bio_control(BIO* /*bio*/, int command, long /*number*/, void* /*data*/) {
-    return command == BIO_CTRL_FLUSH ? 1 : 0;
-}
-
-BIO* make_bio(int fd) {
-    static BIO_METHOD* const method = [] {
-        BIO_METHOD* m = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "quiet socket");
-        BIO_meth_set_write(m, bio_write);
-        BIO_meth_set_read(m, bio_read);
-        BIO_meth_set_ctrl(m, bio_control);
-        return m;
-    }();
-    BIO* bio = BIO_new(method);
-    BIO_set_data(bio, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd)));
-    BIO_set_init(bio, 1);
-    return bio;
-}
-
 }  // namespace
+
+// OpenSSL's own socket BIO reads and writes record by record, each a system call that wakes the other side, and
+// write(2) raises SIGPIPE when the peer is gone: the process may not be ours, so its signals are left alone. Here
+// records gather in memory, and the socket sees few large calls that raise nothing.
+struct Link::Wire {
+    static constexpr std::size_t kChunk = 64u << 10;
+
+    explicit Wire(int fd) : socket(fd), in(kChunk) {}
+
+    int socket;
+    Bytes in;  // received, not decrypted: [in_begin, in_end)
+    std::size_t in_begin = 0;
+    std::size_t in_end = 0;
+    Bytes out;  // encrypted, not sent: from out_begin on
+    std::size_t out_begin = 0;
+
+    std::size_t pending() const { return out.size() - out_begin; }
+
+    // False on an error other than "not now"; errno says which.
+    bool send() {
+        while (out_begin < out.size()) {
+            const ssize_t n =
+                ::send(socket, out.data() + out_begin, out.size() - out_begin, MSG_NOSIGNAL | MSG_DONTWAIT);
+            if (n < 0 && errno == EINTR) { continue; }
+            if (n < 0) {
+                const bool later = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOTCONN;
+                out.erase(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(out_begin));
+                out_begin = 0;
+                return later;
+            }
+            out_begin += static_cast<std::size_t>(n);
+        }
+        out.clear();
+        out_begin = 0;
+        return true;
+    }
+
+    static Wire& of(BIO* bio) { return *static_cast<Wire*>(BIO_get_data(bio)); }
+
+    static int write(BIO* bio, const char* data, int length) {
+        Wire& wire = of(bio);
+        const auto* bytes = reinterpret_cast<const std::byte*>(data);
+        wire.out.insert(wire.out.end(), bytes, bytes + length);
+        if (wire.pending() >= kChunk && !wire.send()) { return -1; }
+        return length;
+    }
+
+    static int read(BIO* bio, char* data, int length) {
+        Wire& wire = of(bio);
+        BIO_clear_retry_flags(bio);
+        if (wire.in_begin == wire.in_end) {
+            const ssize_t n = ::recv(wire.socket, wire.in.data(), wire.in.size(), MSG_DONTWAIT);
+            if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || errno == ENOTCONN)) {
+                BIO_set_retry_read(bio);
+            }
+            if (n <= 0) { return static_cast<int>(n); }
+            wire.in_begin = 0;
+            wire.in_end = static_cast<std::size_t>(n);
+        }
+        const std::size_t n = std::min(static_cast<std::size_t>(length), wire.in_end - wire.in_begin);
+        std::memcpy(data, wire.in.data() + wire.in_begin, n);
+        wire.in_begin += n;
+        return static_cast<int>(n);
+    }
+
+    static long control(BIO* /*bio*/, int command, long /*number*/, void* /*data*/) {
+        return command == BIO_CTRL_FLUSH ? 1 : 0;
+    }
+
+    BIO* make_bio() {
+        static BIO_METHOD* const method = [] {
+            BIO_METHOD* m = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "link");
+            BIO_meth_set_write(m, write);
+            BIO_meth_set_read(m, read);
+            BIO_meth_set_ctrl(m, control);
+            return m;
+        }();
+        BIO* bio = BIO_new(method);
+        BIO_set_data(bio, this);
+        BIO_set_init(bio, 1);
+        return bio;
+    }
+};
 
 void TlsContext::Free::operator()(ssl_ctx_st* context) const {
     SSL_CTX_free(context);
@@ -93,7 +135,6 @@ Result<TlsContext> TlsContext::make(const Identity& identity) {
     SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
     SSL_CTX_set_cert_verify_callback(context, verify_by_fingerprint, nullptr);
     SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-    SSL_CTX_set_read_ahead(context, 1);
     // No resumption: a link lives long, and a ticket would be a second secret to guard.
     SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_num_tickets(context, 0);
@@ -104,7 +145,18 @@ void Link::FreeSsl::operator()(ssl_st* ssl) const {
     SSL_free(ssl);
 }
 
+Link::Link(UniqueFd fd, std::string name) : fd_(std::move(fd)), name_(std::move(name)) {}
+
 Link::~Link() = default;
+
+bool Link::idle() const {
+    return out_.empty() && (!wire_ || wire_->pending() == 0);
+}
+
+Status Link::flush_wire() {
+    if (!wire_ || wire_->send()) { return {}; }
+    return fail_errno(errno, name_);
+}
 
 std::unique_ptr<Link> Link::plain(UniqueFd fd, std::string name) {
     return std::unique_ptr<Link>(new Link(std::move(fd), std::move(name)));
@@ -114,7 +166,8 @@ Result<std::unique_ptr<Link>> Link::tls(UniqueFd fd, std::string name, const Tls
     auto link = plain(std::move(fd), std::move(name));
     link->ssl_.reset(SSL_new(context.get()));
     if (!link->ssl_) { return fail(ErrorKind::failed, "TLS: {}", openssl_error()); }
-    BIO* bio = make_bio(link->fd());
+    link->wire_ = std::make_unique<Wire>(link->fd());
+    BIO* bio = link->wire_->make_bio();
     SSL_set_bio(link->ssl_.get(), bio, bio);
     link->established_ = false;
     return link;
@@ -137,7 +190,8 @@ Result<std::unique_ptr<Link>> Link::tls_server(UniqueFd fd, std::string name, co
 }
 
 short Link::events() const {
-    return static_cast<short>(POLLIN | (want_write_ || (established_ && !out_.empty()) ? POLLOUT : 0));
+    const bool waits = want_write_ || (wire_ && wire_->pending() > 0) || (established_ && !out_.empty());
+    return static_cast<short>(waits ? POLLIN | POLLOUT : POLLIN);
 }
 
 std::unexpected<Error> Link::tls_error(int code, std::string_view what) {
@@ -165,14 +219,16 @@ Result<bool> Link::handshake() {
     if (established_) { return true; }
     ERR_clear_error();
     errno = 0;
-    const int done = SSL_do_handshake(ssl_.get());
-    if (done != 1) {
-        const int code = SSL_get_error(ssl_.get(), done);
-        want_write_ = code == SSL_ERROR_WANT_WRITE;
-        if (code == SSL_ERROR_WANT_READ || code == SSL_ERROR_WANT_WRITE) { return false; }
-        return tls_error(code, "handshake");
-    }
     want_write_ = false;
+    const int done = SSL_do_handshake(ssl_.get());
+    const int code = done == 1 ? SSL_ERROR_NONE : SSL_get_error(ssl_.get(), done);
+    if (done != 1 && code != SSL_ERROR_WANT_READ) {
+        auto error = tls_error(code, "handshake");
+        (void)flush_wire();  // the alert that tells the peer why
+        return error;
+    }
+    LINKCPP_CHECK(flush_wire());
+    if (done != 1) { return false; }
     LINKCPP_TRY(const Digest fingerprint, fingerprint_of(SSL_get0_peer_certificate(ssl_.get())));
     peer_ = fingerprint;
     established_ = true;
@@ -187,6 +243,12 @@ Result<std::size_t> Link::write_some(ByteView bytes) {
             if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOTCONN) { return 0; }
             if (errno != EINTR) { return fail_errno(errno, name_); }
         }
+    }
+    // No more is encrypted than the socket will take soon: what must wait for longer waits in out_, whose size is
+    // bounded.
+    if (wire_->pending() >= Wire::kChunk) {
+        LINKCPP_CHECK(flush_wire());
+        if (wire_->pending() >= Wire::kChunk) { return 0; }
     }
     ERR_clear_error();
     errno = 0;
@@ -214,8 +276,7 @@ Result<std::size_t> Link::read_some(std::span<std::byte> to) {
     const int done = SSL_read_ex(ssl_.get(), to.data(), to.size(), &n);
     if (done == 1) { return n; }
     const int code = SSL_get_error(ssl_.get(), done);
-    want_write_ = code == SSL_ERROR_WANT_WRITE;
-    if (code == SSL_ERROR_WANT_READ || code == SSL_ERROR_WANT_WRITE) { return 0; }
+    if (code == SSL_ERROR_WANT_READ) { return 0; }
     return tls_error(code, "read");
 }
 
@@ -252,7 +313,7 @@ Status Link::send(wire::FrameType type, std::initializer_list<ByteView> parts) {
     };
     LINKCPP_CHECK(write_or_queue(head));
     for (const ByteView part : parts) { LINKCPP_CHECK(write_or_queue(part)); }
-    return {};
+    return flush_wire();
 }
 
 Status Link::flush() {
@@ -263,6 +324,7 @@ Status Link::flush() {
         if (n == 0) { return {}; }
         out_begin_ += n;
     }
+    LINKCPP_CHECK(flush_wire());
     out_begin_ = 0;
     out_.clear();
     if (out_.capacity() > kKeepBuffer) { Bytes().swap(out_); }

@@ -77,7 +77,7 @@ class Link {
     int fd() const { return fd_.get(); }
     // What to poll for: POLLIN, and POLLOUT while something waits to be written.
     short events() const;
-    bool idle() const { return out_.empty(); }
+    bool idle() const;
     // The peer's key once the handshake is done; nothing before, and never on a plain link.
     const std::optional<Digest>& peer() const { return peer_; }
     bool encrypted() const { return ssl_ != nullptr; }
@@ -93,23 +93,26 @@ class Link {
     struct FreeSsl {
         void operator()(ssl_st* ssl) const;
     };
-    Link(UniqueFd fd, std::string name) : fd_(std::move(fd)), name_(std::move(name)) {}
+    struct Wire;  // encrypted bytes between OpenSSL and the socket
+    Link(UniqueFd fd, std::string name);
     static Result<std::unique_ptr<Link>> tls(UniqueFd fd, std::string name, const TlsContext& context);
 
     // Bytes moved, 0 when the socket would block.
     Result<std::size_t> write_some(ByteView bytes);
     Result<std::size_t> read_some(std::span<std::byte> to);
     Result<bool> handshake();
+    Status flush_wire();
     std::unexpected<Error> tls_error(int code, std::string_view what);
     void enqueue(ByteView bytes);
 
     UniqueFd fd_;
     std::string name_;
+    std::unique_ptr<Wire> wire_;  // before ssl_, which reads and writes it
     std::unique_ptr<ssl_st, FreeSsl> ssl_;
     std::unique_ptr<Digest> expected_;  // owned here, read by OpenSSL's verify callback
     std::optional<Digest> peer_;
     bool established_ = true;
-    bool want_write_ = false;  // TLS wants to write in order to read, or a connect is under way
+    bool want_write_ = false;  // the handshake has not begun: a connect may still be under way
     std::uint32_t limit_ = wire::kMaxHelloBytes;
 
     Bytes out_;  // queued bytes from out_begin_ on
