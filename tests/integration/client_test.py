@@ -60,6 +60,8 @@ class Serve(SwarmTest):
 
     def test_restarts_a_local_worker_that_dies(self):
         self.swarm.serve(models.path_of("Q8_0"), workers=2)
+        # One that ends within two seconds of its start is taken for a worker that cannot run here.
+        self.swarm.wait_status(lambda s: s["hub"]["uptime_s"] > 4, "an old enough hub")
         worker = next(pid for pid, line in self.swarm.running().items() if "--name local-1" in line)
         os.kill(worker, signal.SIGKILL)
         self.swarm.wait_status(lambda s: s["coverage"]["missing_slices"] > 0, "the loss", 10)
