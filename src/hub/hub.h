@@ -37,7 +37,7 @@ struct HubOptions {
     std::string advertised_host;  // in the join line; empty: the listening one
     Swarm::Options swarm;
     Duration heartbeat = std::chrono::seconds(1);
-    Duration silence = std::chrono::seconds(5);  // a peer that says nothing for so long is gone
+    Duration silence = std::chrono::seconds(10);  // a peer that says nothing for so long is gone
 };
 
 class Hub {

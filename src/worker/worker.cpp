@@ -18,6 +18,8 @@ namespace fb = wire::fb;
 
 constexpr Duration kConnectTimeout = 3s;
 constexpr Duration kHelloTimeout = 5s;
+// Dialling a coordinator keeps the control thread; the hub must not miss its heartbeats meanwhile.
+constexpr Duration kDialTimeout = 1500ms;
 constexpr Duration kFirstDelay = 200ms;
 constexpr Duration kMaxDelay = 10s;
 constexpr Duration kProgressEvery = 500ms;
@@ -139,7 +141,7 @@ Status Worker::session(net::Link& hub, const std::stop_token& stop) {
             LINKCPP_CHECK(report(hub, std::exchange(asked_, 0)));
             next_report = now() + (loading ? std::min<Duration>(kProgressEvery, heartbeat) : heartbeat);
         }
-        dial(hub);
+        dial();
 
         Duration timeout = next_report - now();
         for (const auto& [id, peer] : peers_) {
@@ -202,14 +204,14 @@ void Worker::set_coordinators(const fb::CoordinatorsT& coordinators) {
     peers_ = std::move(peers);  // links to coordinators that are gone end by themselves
 }
 
-void Worker::dial(net::Link& hub) {
+void Worker::dial() {
     for (auto& [id, peer] : peers_) {
         if (peer.alive->load() || now() < peer.next_try) { continue; }
         const Status status = dial_one(peer.coordinator, peer.alive);
         peer.delay = status ? kFirstDelay : std::min<Duration>(peer.delay * 2, kMaxDelay);
         peer.next_try = now() + peer.delay;
         if (!status) { log_warn("coordinator {}: {}", id.substr(0, 12), status.error().message); }
-        (void)hub.flush();
+        return;
     }
 }
 
@@ -222,7 +224,7 @@ Result<std::unique_ptr<net::Link>> Worker::connect(const fb::CoordinatorT& coord
     const auto fingerprint = Digest::from_hex(coordinator.id);
     if (!fingerprint) { return fail(ErrorKind::corrupt, "{}: its id is not a fingerprint", name); }
     LINKCPP_TRY(net::Address address, net::parse_address(coordinator.address));
-    LINKCPP_TRY(UniqueFd fd, net::connect_tcp(address, kConnectTimeout));
+    LINKCPP_TRY(UniqueFd fd, net::connect_tcp(address, kDialTimeout));
     return net::Link::tls_client(std::move(fd), name, tls_, *fingerprint);
 }
 
@@ -234,7 +236,7 @@ Status Worker::dial_one(const fb::CoordinatorT& coordinator, const std::shared_p
     hello.epoch = loader_.state().epoch;
     hello.features = wire::features();
     LINKCPP_CHECK(net::send_message(*link, std::move(hello)));
-    LINKCPP_TRY(const auto answer, net::receive_message_blocking(*link, kHelloTimeout));
+    LINKCPP_TRY(const auto answer, net::receive_message_blocking(*link, kDialTimeout));
     if (const auto* refused = answer->body.AsRefused()) {
         return std::unexpected(net::to_error(*refused, link->name()));
     }

@@ -60,7 +60,8 @@ class Worker {
     Status handle(const wire::ControlT& message);
     Status assign(const wire::fb::AssignT& assign);
     void set_coordinators(const wire::fb::CoordinatorsT& coordinators);
-    void dial(net::Link& hub);
+    // Tries one coordinator that has no link, if it is time to.
+    void dial();
     Status dial_one(const wire::fb::CoordinatorT& coordinator, const std::shared_ptr<std::atomic<bool>>& alive);
     Result<std::unique_ptr<net::Link>> connect(const wire::fb::CoordinatorT& coordinator);
     Status report(net::Link& hub, std::uint64_t sequence);
