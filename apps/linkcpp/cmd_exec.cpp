@@ -1,6 +1,8 @@
 #include <csignal>
 #include <memory>
 
+#include <ggml.h>
+
 #include "base/log.h"
 #include "base/platform.h"
 #include "commands.h"
@@ -37,6 +39,14 @@ bool workers_here(const net::JoinLine& hub) {
     return false;
 }
 
+std::unexpected<Error> fail_without_plugin(const ProcessOptions& process, std::optional<int> status) {
+    return fail(ErrorKind::failed,
+                "{} {} without having loaded the swarm plugin {}; it must be a program of llama.cpp whose ggml has the "
+                "version that the plugin was built for ({}); see above for its own words",
+                process.arguments[0], status ? fmt::format("ended with status {}", *status) : "was stopped",
+                process.environment.at("GGML_BACKEND_PATH"), ggml_version());
+}
+
 Status run(const Options& options) {
     StopOnSignal stop;
     PluginOptions plugin{.mode = options.mode,
@@ -53,15 +63,12 @@ Status run(const Options& options) {
     while (!child.poll()) {
         stop.sleep(child.checked_in() ? 100ms : 20ms);
         if (stop.requested()) { child.signal(stop.number()); }
-        if (!child.checked_in() && std::chrono::steady_clock::now() - start > kCheckInTime) {
-            // Without the plugin it would run the whole model on this machine, or a backbone without its experts.
-            return fail(ErrorKind::failed,
-                        "{} has not loaded the swarm plugin within {:.0f} s and was stopped; it must be a "
-                        "program of llama.cpp whose ggml loads this plugin (see above for its reason)",
-                        process.arguments[0], to_seconds(kCheckInTime));
-        }
+        // Without the plugin it would run the whole model on this machine, or a backbone without its experts.
+        if (!child.checked_in() && std::chrono::steady_clock::now() - start > kCheckInTime) { break; }
     }
-    if (*child.poll() != 0) { throw CLI::RuntimeError(*child.poll()); }
+    const std::optional<int> status = child.poll();
+    if (!child.checked_in() && !stop.requested()) { return fail_without_plugin(process, status); }
+    if (status != 0) { throw CLI::RuntimeError(status.value_or(1)); }
     return {};
 }
 

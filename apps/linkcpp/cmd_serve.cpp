@@ -83,8 +83,9 @@ class LocalWorkers {
         for (Worker& worker : workers_) {
             const auto status = worker.process.poll();
             if (!status) { continue; }
-            if (now() - worker.since < kTooSoon) {
-                return fail(ErrorKind::failed, "local worker {} ended with status {} right after its start; see above",
+            worker.n_short_lives = now() - worker.since < kShortLife ? worker.n_short_lives + 1 : 0;
+            if (worker.n_short_lives >= kMaxShortLives) {
+                return fail(ErrorKind::failed, "local worker {} ends (status {}) whenever it is started; see above",
                             worker.number, *status);
             }
             log_warn("local worker {} ended with status {}; starting it again", worker.number, *status);
@@ -101,8 +102,10 @@ class LocalWorkers {
         unsigned number;
         Process process;
         TimePoint since;
+        int n_short_lives = 0;
     };
-    static constexpr Duration kTooSoon = 2s;
+    static constexpr Duration kShortLife = 5s;
+    static constexpr int kMaxShortLives = 3;
 
     static TimePoint now() { return std::chrono::steady_clock::now(); }
 
@@ -181,6 +184,12 @@ Status serve(const Options& options) {
         if (server) {
             if (const auto status = server->poll()) {
                 if (*status == 0) { return {}; }
+                if (!server->checked_in()) {
+                    return fail(ErrorKind::failed,
+                                "llama-server ended with status {} without having loaded the swarm plugin; "
+                                "its last lines above say why",
+                                *status);
+                }
                 return fail(ErrorKind::failed, "llama-server ended with status {}; its last lines above say why",
                             *status);
             }

@@ -53,7 +53,8 @@ class AtomicFile {
     AtomicFile& operator=(AtomicFile&&) = delete;
 
     int fd() const { return fd_.get(); }
-    const std::string& temporary_name() const { return temporary_; }
+    // The name it will have, for messages.
+    std::string name() const { return path_.string(); }
     enum class Flush {
         yes,  // on disk before the rename: for what cannot be made again
         no,   // as cp does; a power failure soon after may leave a damaged file, which its hash gives away

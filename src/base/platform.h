@@ -33,7 +33,7 @@ std::optional<std::uint32_t> peer_uid(int socket_fd);
 
 // Copies `length` bytes between files at the same or different offsets, inside the kernel where it can.
 Status copy_range(int from, std::uint64_t from_offset, int to, std::uint64_t to_offset, std::uint64_t length,
-                  std::string_view name);
+                  std::string_view from_name, std::string_view to_name);
 
 // Asks the kernel to end this process when its parent ends.
 void die_with_parent();

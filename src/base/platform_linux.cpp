@@ -117,7 +117,7 @@ std::optional<std::uint32_t> peer_uid(int socket_fd) {
 }
 
 Status copy_range(int from, std::uint64_t from_offset, int to, std::uint64_t to_offset, std::uint64_t length,
-                  std::string_view name) {
+                  std::string_view from_name, std::string_view to_name) {
     auto in = static_cast<off_t>(from_offset);
     auto out = static_cast<off_t>(to_offset);
     std::vector<std::byte> buffer;
@@ -129,14 +129,18 @@ Status copy_range(int from, std::uint64_t from_offset, int to, std::uint64_t to_
                 continue;
             }
             if (n < 0 && errno == EINTR) { continue; }
-            if (n < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EIO)) { return fail_errno(errno, name); }
-            if (n == 0) { return fail(ErrorKind::corrupt, "{}: the source ends {} bytes too early", name, length); }
+            if (n < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EIO)) {
+                return fail_errno(errno, errno == EIO ? from_name : to_name);
+            }
+            if (n == 0) {
+                return fail(ErrorKind::corrupt, "{}: the source ends {} bytes too early", from_name, length);
+            }
             buffer.resize(1u << 20);  // the two file systems cannot do it among themselves
         }
         const std::size_t n = std::min<std::uint64_t>(buffer.size(), length);
         const std::span<std::byte> part(buffer.data(), n);
-        LINKCPP_CHECK(read_at(from, part, static_cast<std::uint64_t>(in), name));
-        LINKCPP_CHECK(write_at(to, part, static_cast<std::uint64_t>(out), name));
+        LINKCPP_CHECK(read_at(from, part, static_cast<std::uint64_t>(in), from_name));
+        LINKCPP_CHECK(write_at(to, part, static_cast<std::uint64_t>(out), to_name));
         in += static_cast<off_t>(n);
         out += static_cast<off_t>(n);
         length -= n;

@@ -77,7 +77,8 @@ Status check_block_kind(const GgufFile& file, std::string_view where) {
     };
     if (std::ranges::none_of(file.tensors(), in_block)) {
         return fail(ErrorKind::invalid,
-                    "{}: expected a Mixture-of-Experts model, got one without routed experts (architecture '{}')",
+                    "{}: expected a Mixture-of-Experts model, got one without routed experts (architecture '{}'); run "
+                    "it with llama.cpp alone",
                     where, architecture);
     }
     if (!is_supported_architecture(architecture)) {

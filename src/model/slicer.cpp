@@ -27,8 +27,8 @@ Status copy(const GgufFile& from, std::uint32_t split, std::uint64_t from_offset
             std::uint64_t to_offset, std::uint64_t n_bytes, Progress& progress) {
     for (std::uint64_t at = 0; at < n_bytes; at += kCopyBytes) {
         const std::uint64_t n = std::min(kCopyBytes, n_bytes - at);
-        LINKCPP_CHECK(
-            copy_range(from.fd(split), from_offset + at, to.fd(), to_offset + at, n, from.path(split).string()));
+        LINKCPP_CHECK(copy_range(from.fd(split), from_offset + at, to.fd(), to_offset + at, n,
+                                 from.path(split).string(), to.name()));
         progress.add(n);
     }
     return {};
@@ -36,10 +36,8 @@ Status copy(const GgufFile& from, std::uint32_t split, std::uint64_t from_offset
 
 // Writes the header and gives the file its size; what is not written afterwards stays a hole.
 Status write_header(const GgufWriter& writer, const AtomicFile& out) {
-    LINKCPP_CHECK(write_at(out.fd(), writer.header(), 0, out.temporary_name()));
-    if (::ftruncate(out.fd(), static_cast<off_t>(writer.file_bytes())) != 0) {
-        return fail_errno(errno, out.temporary_name());
-    }
+    LINKCPP_CHECK(write_at(out.fd(), writer.header(), 0, out.name()));
+    if (::ftruncate(out.fd(), static_cast<off_t>(writer.file_bytes())) != 0) { return fail_errno(errno, out.name()); }
     return {};
 }
 

@@ -265,7 +265,7 @@ Status Synth::fill(const AtomicFile& file, unsigned n_threads) const {
         Bytes bytes(chunk.n_rows * weights.row_bytes());
         weights.fill(static_cast<std::int64_t>(chunk.first_row), bytes);
         const std::uint64_t offset = writer_.offset(chunk.tensor) + chunk.first_row * weights.row_bytes();
-        LINKCPP_CHECK(write_at(file.fd(), bytes, offset, file.temporary_name()));
+        LINKCPP_CHECK(write_at(file.fd(), bytes, offset, file.name()));
         return bytes.size();
     });
 }
