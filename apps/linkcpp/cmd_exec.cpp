@@ -40,11 +40,12 @@ bool workers_here(const net::JoinLine& hub) {
 }
 
 std::unexpected<Error> fail_without_plugin(const ProcessOptions& process, std::optional<int> status) {
-    return fail(ErrorKind::failed,
-                "{} {} without having loaded the swarm plugin {}; it must be a program of llama.cpp whose ggml has the "
-                "version that the plugin was built for ({}); see above for its own words",
-                process.arguments[0], status ? fmt::format("ended with status {}", *status) : "was stopped",
-                process.environment.at("GGML_BACKEND_PATH"), ggml_version());
+    return fail(
+        ErrorKind::failed,
+        "{} has not loaded the swarm plugin {} and {}; it must be a program of llama.cpp whose ggml has the version "
+        "that the plugin was built for ({}); see above for its own words",
+        process.arguments[0], process.environment.at("GGML_BACKEND_PATH"),
+        status ? fmt::format("ended with status {}", *status) : "was stopped", ggml_version());
 }
 
 Status run(const Options& options) {
