@@ -78,9 +78,11 @@ Result<std::shared_ptr<const model::Manifest>> HubClient::wait_for_model(Duratio
         if (manifest_ && have_routes_) { return manifest_; }
         if (hopeless_) { return std::unexpected(last_error_); }
         if (now() >= deadline) {
-            return fail(ErrorKind::timeout, "hub at {}: no answer within {:.0f} s: {}", options_.hub.hub.text(),
-                        to_seconds(timeout),
-                        last_error_.message.empty() ? "is `linkcpp serve` running there?" : last_error_.message);
+            return fail(ErrorKind::timeout,
+                        "hub at {}: no answer within {:.0f} s; start `linkcpp serve` there, or give another join line "
+                        "(last: {})",
+                        options_.hub.hub.text(), to_seconds(timeout),
+                        last_error_.message.empty() ? "nothing was heard" : last_error_.message);
         }
         if (now() >= next_line) {
             log_info("waiting for the hub at {}: {:.0f} s of {:.0f} s", options_.hub.hub.text(),
