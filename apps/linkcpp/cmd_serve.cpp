@@ -53,7 +53,7 @@ Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
         rest += fmt::format("{} {} {}\n", std::filesystem::absolute(hub.file().path(i)).string(),
                             hub.file().file_bytes(i), time);
     }
-    const std::filesystem::path path =
+    std::filesystem::path path =
         dir / fmt::format("{}-{}.gguf", hub.model_id().hex().substr(0, 16), sha256(as_bytes(rest)).hex().substr(0, 8));
     if (std::filesystem::exists(path, error)) { return path; }
     log_info("making the backbone of {}", source.filename().string());

@@ -248,7 +248,7 @@ Status HubClient::report(net::Link& hub, std::uint64_t sequence) {
     stats.local_pairs = s.local_pairs;
     stats.retries = s.retries;
     stats.failures = s.failures;
-    return net::send_message(hub, std::move(stats));
+    return net::send_message(hub, stats);
 }
 
 void HubClient::turn(net::Link* hub, Duration timeout) {
