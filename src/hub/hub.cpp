@@ -1,6 +1,7 @@
 #include "hub/hub.h"
 
 #include <algorithm>
+#include <ctime>
 #include <fstream>
 
 #include <poll.h>
@@ -80,6 +81,7 @@ Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net
 Hub::~Hub() = default;
 
 Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
+    options.swarm.first_epoch = static_cast<std::uint32_t>(std::time(nullptr));
     LINKCPP_TRY(model::GgufFile file, model::GgufFile::open(options.model));
     if (auto moe = model::read_moe(file); !moe) { return std::unexpected(moe.error()); }
     // Ports first: to hash 70 GB and then find the port taken would be a poor joke.

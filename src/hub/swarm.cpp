@@ -64,10 +64,10 @@ bool Swarm::reported(const std::string& id, const fb::ShardT& shard, TimePoint n
     if (found == workers_.end()) { return false; }
     WorkerRecord& worker = found->second;
     worker.seen_at = now;
-    const bool was_ready = worker.shard.state == fb::ShardState::ready && worker.shard.epoch == worker.epoch;
     worker.shard = shard;
     const bool is_ready = shard.state == fb::ShardState::ready && shard.epoch == worker.epoch && worker.epoch != 0;
-    if (!is_ready || was_ready) { return false; }
+    if (!is_ready || worker.ready_epoch == worker.epoch) { return false; }
+    worker.ready_epoch = worker.epoch;
     worker.ready = worker.assigned;
     must_assign_ = true;
     return true;
@@ -130,7 +130,7 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
         if (wanted == worker.assigned && worker.epoch != 0 && worker.shard.epoch != 0) { continue; }
         worker.ready = combine(worker.ready, wanted, [](bool a, bool b, std::size_t, std::size_t) { return a && b; });
         worker.assigned = std::move(wanted);
-        ++worker.epoch;
+        worker.epoch = std::max(worker.epoch + 1, options_.first_epoch);
         changed.push_back(id);
     }
     return changed;

@@ -23,11 +23,12 @@ struct WorkerRecord {
     bool connected = false;
     TimePoint left_at{};  // when not connected
     TimePoint seen_at{};
-    std::uint32_t epoch = 0;  // of `assigned`
-    plan::Holdings share;     // what placement gives it
-    plan::Holdings assigned;  // what it was told to hold: its share, and perhaps more for a while
-    plan::Holdings ready;     // what it has said that it holds
-    wire::fb::ShardT shard;   // its last report
+    std::uint32_t epoch = 0;        // of `assigned`
+    std::uint32_t ready_epoch = 0;  // of the last assignment that it has loaded
+    plan::Holdings share;           // what placement gives it
+    plan::Holdings assigned;        // what it was told to hold: its share, and perhaps more for a while
+    plan::Holdings ready;           // what it has said that it holds
+    wire::fb::ShardT shard;         // its last report
     wire::fb::StatsT stats;
 };
 
@@ -35,6 +36,9 @@ class Swarm {
   public:
     struct Options {
         std::uint32_t n_replicas = 1;
+        // Epochs count from here. A hub that was started again begins above all that it gave out before (by the clock),
+        // or it would take a worker's word about an old assignment for one about a new.
+        std::uint32_t first_epoch = 1;
         unsigned expected_workers = 0;                     // do not place before so many have joined …
         Duration patience = std::chrono::seconds(20);      // … or this has passed since the first
         Duration settle = std::chrono::milliseconds(200);  // wait for others who join at the same time

@@ -129,6 +129,27 @@ TEST_F(SwarmTest, an_old_epoch_is_not_believed) {
     EXPECT_EQ(swarm_.missing_slices(), 36u);
 }
 
+TEST_F(SwarmTest, what_a_worker_held_for_an_earlier_hub_is_no_answer_to_this_one) {
+    join("a");
+    fb::ShardT old;
+    old.state = fb::ShardState::ready;
+    old.epoch = 1;  // as this hub's first assignment would be, were it not for first_epoch
+    EXPECT_FALSE(swarm_.reported("a", old, clock_.now()));
+    clock_.advance(1s);
+    ASSERT_EQ(swarm_.replan(clock_.now()).size(), 1u);
+    ready("a");
+    EXPECT_EQ(swarm_.missing_slices(), 0u) << "the same words again are an answer now";
+
+    Swarm restarted(manifest_, {}, {.first_epoch = 1000});
+    fb::HelloT hello;
+    hello.memory_bytes = 1 << 20;
+    restarted.joined("a", hello, clock_.now());
+    clock_.advance(1s);
+    ASSERT_EQ(restarted.replan(clock_.now()).size(), 1u);
+    EXPECT_FALSE(restarted.reported("a", old, clock_.now()));
+    EXPECT_EQ(restarted.missing_slices(), 36u);
+}
+
 TEST_F(SwarmTest, too_little_memory_leaves_slices_missing_and_is_no_loop) {
     join("a", 10 * kSlice);
     settle();
