@@ -15,7 +15,6 @@ namespace {
 using namespace std::chrono_literals;
 namespace fb = wire::fb;
 
-constexpr Duration kConnectTimeout = 3s;
 constexpr Duration kHelloTimeout = 5s;
 constexpr Duration kFirstDelay = 200ms;
 constexpr Duration kMaxDelay = 5s;
@@ -119,26 +118,14 @@ void HubClient::run(const std::stop_token& stop) {
 }
 
 Result<std::unique_ptr<net::Link>> HubClient::connect() {
-    const std::string name = fmt::format("hub at {}", options_.hub.hub.text());
-    LINKCPP_TRY(UniqueFd fd, net::connect_tcp(options_.hub.hub, kConnectTimeout));
-    LINKCPP_TRY(auto link, net::Link::tls_client(std::move(fd), name, tls_, options_.hub.fingerprint));
     fb::HelloT hello;
     hello.role = fb::Role::coordinator;
-    hello.features = wire::features();
-    hello.release = LINKCPP_VERSION;
-    hello.token = options_.hub.token;
-    hello.boot_id = boot_id();
     hello.listen_address = tcp_.address().text();
     hello.unix_path = unix_path_.string();
     hello.process = options_.process;
-    LINKCPP_CHECK(net::send_message(*link, std::move(hello)));
-    LINKCPP_TRY(const auto answer, net::receive_message_blocking(*link, kHelloTimeout));
-    if (const auto* refused = answer->body.AsRefused()) { return std::unexpected(net::to_error(*refused, name)); }
-    const auto* welcome = answer->body.AsWelcome();
-    if (welcome == nullptr) { return fail(ErrorKind::corrupt, "{}: expected a welcome", name); }
-    welcome_ = *welcome;
-    link->set_limit(wire::kMaxControlBytes);
-    return link;
+    LINKCPP_TRY(net::Joined joined, net::join_hub(options_.hub, tls_, std::move(hello)));
+    welcome_ = std::move(joined.welcome);
+    return std::move(joined.link);
 }
 
 Status HubClient::session(net::Link& hub, const std::stop_token& stop) {

@@ -1,6 +1,15 @@
 #include "net/control_link.h"
 
+#include "base/platform.h"
+#include "net/socket.h"
+
 namespace linkcpp::net {
+namespace {
+
+constexpr Duration kConnectTimeout = std::chrono::seconds(3);
+constexpr Duration kHelloTimeout = std::chrono::seconds(5);
+
+}  // namespace
 
 Result<std::unique_ptr<wire::ControlT>> receive_message(Link& link) {
     while (true) {
@@ -26,6 +35,23 @@ Result<std::unique_ptr<wire::ControlT>> receive_message_blocking(Link& link, Dur
         if (left <= Duration::zero()) { return fail(ErrorKind::timeout, "{}: no answer in time", link.name()); }
         wait(link, left);
     }
+}
+
+Result<Joined> join_hub(const JoinLine& hub, const TlsContext& context, wire::fb::HelloT hello) {
+    const std::string name = fmt::format("hub at {}", hub.hub.text());
+    LINKCPP_TRY(UniqueFd fd, connect_tcp(hub.hub, kConnectTimeout));
+    LINKCPP_TRY(auto link, Link::tls_client(std::move(fd), name, context, hub.fingerprint));
+    hello.features = wire::features();
+    hello.release = LINKCPP_VERSION;
+    hello.token = hub.token;
+    hello.boot_id = boot_id();
+    LINKCPP_CHECK(send_message(*link, std::move(hello)));
+    LINKCPP_TRY(const auto answer, receive_message_blocking(*link, kHelloTimeout));
+    if (const auto* refused = answer->body.AsRefused()) { return std::unexpected(to_error(*refused, name)); }
+    const auto* welcome = answer->body.AsWelcome();
+    if (welcome == nullptr) { return fail(ErrorKind::corrupt, "{}: expected a welcome", name); }
+    link->set_limit(wire::kMaxControlBytes);
+    return Joined{std::move(link), *welcome};
 }
 
 void refuse(Link& link, ErrorKind kind, std::string_view reason) {

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "net/join_line.h"
 #include "net/link.h"
 #include "wire/control.h"
 
@@ -22,6 +23,14 @@ Result<std::unique_ptr<wire::ControlT>> receive_message(Link& link);
 
 // Waits for the next message. Errors: the same, timeout.
 Result<std::unique_ptr<wire::ControlT>> receive_message_blocking(Link& link, Duration timeout);
+
+struct Joined {
+    std::unique_ptr<Link> link;  // accepts control messages of full size
+    wire::fb::WelcomeT welcome;
+};
+// Dials a hub and says hello; what every peer says (features, release, token, boot id) is filled in here. Blocks for
+// some seconds at most. Errors: those of connect_tcp() and Link, what the hub says when it refuses.
+Result<Joined> join_hub(const JoinLine& hub, const TlsContext& context, wire::fb::HelloT hello);
 
 // Tells the peer why it is not let in, as far as the socket takes it at once; the caller closes the link.
 void refuse(Link& link, ErrorKind kind, std::string_view reason);

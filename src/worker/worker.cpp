@@ -16,8 +16,6 @@ namespace {
 using namespace std::chrono_literals;
 namespace fb = wire::fb;
 
-constexpr Duration kConnectTimeout = 3s;
-constexpr Duration kHelloTimeout = 5s;
 // Dialling a coordinator keeps the control thread; the hub must not miss its heartbeats meanwhile.
 constexpr Duration kDialTimeout = 1500ms;
 constexpr Duration kFirstDelay = 200ms;
@@ -96,28 +94,16 @@ Status Worker::run(const std::stop_token& stop) {
 }
 
 Result<std::unique_ptr<net::Link>> Worker::join() {
-    const std::string name = fmt::format("hub at {}", options_.hub.hub.text());
-    LINKCPP_TRY(UniqueFd fd, net::connect_tcp(options_.hub.hub, kConnectTimeout));
-    LINKCPP_TRY(auto link, net::Link::tls_client(std::move(fd), name, tls_, options_.hub.fingerprint));
     fb::HelloT hello;
     hello.role = fb::Role::worker;
-    hello.features = wire::features();
-    hello.release = LINKCPP_VERSION;
-    hello.token = options_.hub.token;
     hello.name = options_.name;
-    hello.boot_id = boot_id();
     hello.device = fmt::format("{} ({})", engine_->device().name, engine_->device().description);
     hello.backend = engine_->device().backend;
     hello.memory_bytes = options_.memory_bytes;
     hello.n_threads = engine_->n_threads();
-    LINKCPP_CHECK(net::send_message(*link, std::move(hello)));
-    LINKCPP_TRY(const auto answer, net::receive_message_blocking(*link, kHelloTimeout));
-    if (const auto* refused = answer->body.AsRefused()) { return std::unexpected(net::to_error(*refused, name)); }
-    const auto* welcome = answer->body.AsWelcome();
-    if (welcome == nullptr) { return fail(ErrorKind::corrupt, "{}: expected a welcome", name); }
-    welcome_ = *welcome;
-    link->set_limit(wire::kMaxControlBytes);
-    return link;
+    LINKCPP_TRY(net::Joined joined, net::join_hub(options_.hub, tls_, std::move(hello)));
+    welcome_ = std::move(joined.welcome);
+    return std::move(joined.link);
 }
 
 Status Worker::session(net::Link& hub, const std::stop_token& stop) {
