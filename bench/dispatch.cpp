@@ -139,7 +139,7 @@ Ends make_end(Kind kind, UniqueFd fd, const net::Identity& own, const net::Ident
 }
 
 [[noreturn]] void serve(Kind kind, UniqueFd fd, const net::Identity& own, const net::Identity& other,
-                        const std::filesystem::path& path, const Digest& model_id, int report) {
+                        const std::filesystem::path& path, const Digest& model_id) {
     expert::load_backends();
     const auto file = must(model::GgufFile::open(path));
     const model::MoeLayer layer = must(model::read_moe(file)).layers[0];
@@ -158,9 +158,6 @@ Ends make_end(Kind kind, UniqueFd fd, const net::Identity& own, const net::Ident
     server.add(std::move(end.link), std::make_shared<std::atomic<bool>>(true));
     pollfd closed{server.on_closed().fd(), POLLIN, 0};
     ::poll(&closed, 1, -1);
-    const double busy = static_cast<double>(server.stats().busy_us) /
-                        static_cast<double>(std::max<std::uint64_t>(1, server.stats().requests));
-    if (::write(report, &busy, sizeof busy) != sizeof busy) { std::exit(1); }
     std::exit(0);
 }
 
@@ -172,13 +169,11 @@ double dispatch(Kind kind, const Shape& shape, const std::filesystem::path& path
         std::filesystem::temp_directory_path() / fmt::format("bench-{}.sock", ::getpid());
     auto listener = kind == Kind::unix_socket ? must(net::Listener::unix_socket(socket))
                                               : must(net::Listener::tcp({"127.0.0.1", 0}));
-    int report[2];
-    if (::pipe(report) != 0) { std::exit(1); }
     const pid_t child = ::fork();
     if (child == 0) {
         UniqueFd fd = kind == Kind::unix_socket ? must(net::connect_unix(socket))
                                                 : must(net::connect_tcp(listener.address(), 5s));
-        serve(kind, std::move(fd), other, own, path, manifest->id(), report[1]);
+        serve(kind, std::move(fd), other, own, path, manifest->id());
     }
     std::optional<net::Listener::Accepted> accepted;
     while (!accepted) { accepted = must(listener.accept()); }
@@ -212,20 +207,21 @@ double dispatch(Kind kind, const Shape& shape, const std::filesystem::path& path
                                  .ids = ids.data(),
                                  .ids_stride = ids.size()};
     std::vector<double> times;
+    std::uint64_t computed_before = 0;
     for (int i = 0; i < shape.rounds; ++i) {
         const auto start = Clock::now();
         if (const Status status = dispatcher->compute_rows(work, out); !status) {
             fmt::print(stderr, "bench_dispatch: {}\n", status.error().message);
             std::exit(1);
         }
-        times.push_back(us_since(start));
+        // Each answer says how long the worker computed.
+        const std::uint64_t computed = dispatcher->stats().compute_us;
+        times.push_back(us_since(start) - static_cast<double>(computed - computed_before));
+        computed_before = computed;
     }
-    // Ending the link makes the worker report how long it computed on average.
     dispatcher.reset();
-    double busy = 0;
-    if (::read(report[0], &busy, sizeof busy) != sizeof busy) { std::exit(1); }
     ::waitpid(child, nullptr, 0);
-    return median(times) - busy;
+    return median(times);
 }
 
 int run(const Shape& shape, std::string_view only) {

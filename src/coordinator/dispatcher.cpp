@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <tuple>
 
 #include <poll.h>
 
@@ -22,8 +23,11 @@ double units_of(std::size_t n_pairs) {
     return kFirstPair + kNextPair * static_cast<double>(n_pairs - 1);
 }
 
-// Requests are cut here, so that a worker starts while the rest is still being sent, and frames stay within limits.
-constexpr std::size_t kMaxRequestBytes = 8u << 20;
+// Requests are cut about here, so that a worker starts while the rest is still being sent.
+constexpr std::size_t kRequestBytes = 16u << 20;
+// Requests with more pairs are in the experts' order, so that the answer can be computed and sent in parts; smaller
+// ones in the tokens' order, in which several tokens with all their experts make one rectangle.
+constexpr std::size_t kTokenOrderPairs = 32;
 // A holder may take this many times what its work has taken on average before it counts as hung, and as long as
 // kUnmeasured while nothing is known about its speed.
 constexpr double kSlack = 8;
@@ -162,8 +166,10 @@ class Dispatcher::Call {
         return {};
     }
 
+    // At most: tokens that several pairs share are sent once.
     std::size_t bytes_for(std::size_t n_pairs) const {
-        return n_pairs * (sizeof(wire::Pair) + std::size_t{work_.n_embd} * wire::bytes_per_value(row_type()));
+        const std::size_t n_rows = std::min<std::size_t>(n_pairs, work_.n_tokens);
+        return n_pairs * sizeof(wire::Pair) + n_rows * work_.n_embd * wire::bytes_per_value(row_type());
     }
 
     wire::RowType row_type() const { return mode_ == wire::Mode::partial ? d_.options_.row_type : wire::RowType::f32; }
@@ -181,9 +187,8 @@ class Dispatcher::Call {
                 todo_.push_back(std::move(task));
                 continue;
             }
-            const bool full = bytes_for(n_pairs + task.positions.size()) > kMaxRequestBytes ||
-                              n_pairs + task.positions.size() > wire::kMaxRows;
-            if (full) { flush(); }
+            const std::size_t more = n_pairs + task.positions.size();
+            if (bytes_for(more) > kRequestBytes || more > wire::kMaxPairs) { flush(); }
             n_pairs += task.positions.size();
             batch.push_back(std::move(task));
         }
@@ -196,28 +201,7 @@ class Dispatcher::Call {
 
     void send(Holder& holder, std::vector<Task> tasks) {
         Request request{.holder = &holder, .tasks = std::move(tasks), .sent = now()};
-        struct Entry {
-            std::uint32_t position;
-            std::uint16_t expert;
-        };
-        std::vector<Entry> entries;
-        for (const Task& task : request.tasks) {
-            request.units += units_of(task.positions.size());
-            for (const std::uint32_t position : task.positions) { entries.push_back({position, task.expert}); }
-        }
-        std::ranges::sort(entries, {}, &Entry::position);
-        std::vector<wire::Pair> pairs;
-        pairs.reserve(entries.size());
-        request.positions.reserve(entries.size());
-        for (const Entry& entry : entries) {
-            const std::uint32_t token = entry.position / work_.n_used;
-            const std::uint32_t slot = entry.position % work_.n_used;
-            if (request.tokens.empty() || request.tokens.back() != token) { request.tokens.push_back(token); }
-            const float weight =
-                mode_ == wire::Mode::partial ? work_.weights[token * work_.weights_stride + slot] : 0.0f;
-            pairs.push_back({static_cast<std::uint16_t>(request.tokens.size() - 1), entry.expert, weight});
-            request.positions.push_back(entry.position);
-        }
+        const std::vector<wire::Pair> pairs = list_pairs(request);
         const Routes::Worker* route = d_.routes_->find(holder.id);
         const wire::ComputeRequest header{.id = d_.next_request_++,
                                           .model = d_.model_id_.prefix(),
@@ -228,8 +212,6 @@ class Dispatcher::Call {
                                           .n_embd = work_.n_embd,
                                           .mode = mode_,
                                           .row_type = row_type()};
-        d_.payload_.resize(header.payload_bytes());
-        copy_rows(request.tokens, header, wire::encode(header, pairs, d_.payload_));
         const double expected_us = holder.us_per_unit * request.units;
         const Duration patience =
             holder.us_per_unit > 0
@@ -240,10 +222,68 @@ class Dispatcher::Call {
         holder.deadline = request.deadline;
         ++holder.in_flight;
         ++d_.stats_.requests;
-        requests_.emplace(header.id, std::move(request));
-        if (const Status status = holder.link->send(wire::FrameType::compute_request, {d_.payload_}); !status) {
+        const Request& queued = requests_.emplace(header.id, std::move(request)).first->second;
+        if (const Status status = write(*holder.link, header, pairs, queued.tokens); !status) {
             lose(holder, status.error());
         }
+    }
+
+    Status write(net::Link& link, const wire::ComputeRequest& header, std::span<const wire::Pair> pairs,
+                 std::span<const std::uint32_t> tokens) {
+        const bool all = tokens.size() == work_.n_tokens && work_.h_stride == work_.n_embd;
+        if (all && header.row_type == wire::RowType::f32) {
+            // As they lie in llama.cpp's tensor: no copy but the kernel's.
+            d_.head_.resize(header.payload_bytes() - header.n_rows * header.row_bytes());
+            wire::encode(header, pairs, d_.head_);
+            const std::span rows(work_.h, std::size_t{work_.n_tokens} * work_.n_embd);
+            return link.send(wire::FrameType::compute_request, {d_.head_, std::as_bytes(rows)});
+        }
+        LINKCPP_TRY(const std::span<std::byte> place,
+                    link.append(wire::FrameType::compute_request, header.payload_bytes()));
+        copy_rows(tokens, header, wire::encode(header, pairs, place));
+        return link.flush();
+    }
+
+    // The pairs of the request's tasks in the order in which they are sent; fills in its positions, tokens and units.
+    std::vector<wire::Pair> list_pairs(Request& request) const {
+        std::vector<std::uint16_t> experts;
+        for (const Task& task : request.tasks) {
+            request.units += units_of(task.positions.size());
+            request.positions.insert(request.positions.end(), task.positions.begin(), task.positions.end());
+            experts.insert(experts.end(), task.positions.size(), task.expert);
+        }
+        if (request.positions.size() <= kTokenOrderPairs) {
+            std::vector<std::pair<std::uint32_t, std::uint16_t>> entries;
+            for (std::size_t i = 0; i < experts.size(); ++i) { entries.emplace_back(request.positions[i], experts[i]); }
+            std::ranges::sort(entries);
+            for (std::size_t i = 0; i < experts.size(); ++i) {
+                std::tie(request.positions[i], experts[i]) = entries[i];
+            }
+        }
+        std::vector<std::int32_t> row_of(work_.n_tokens, -1);
+        std::size_t n_needed = 0;
+        for (const std::uint32_t position : request.positions) {
+            n_needed += row_of[position / work_.n_used] < 0 ? 1 : 0;
+            row_of[position / work_.n_used] = 0;
+        }
+        // Where nearly all rows are needed, all go: to pick out a few costs more than to send them.
+        const bool all = mode_ == wire::Mode::exact && n_needed >= work_.n_tokens - work_.n_tokens / 16 &&
+                         experts.size() >= work_.n_tokens;
+        for (std::uint32_t token = 0; token < work_.n_tokens; ++token) {
+            if (!all && row_of[token] < 0) { continue; }
+            row_of[token] = static_cast<std::int32_t>(request.tokens.size());
+            request.tokens.push_back(token);
+        }
+        std::vector<wire::Pair> pairs;
+        pairs.reserve(experts.size());
+        for (std::size_t i = 0; i < experts.size(); ++i) {
+            const std::uint32_t token = request.positions[i] / work_.n_used;
+            const std::uint32_t slot = request.positions[i] % work_.n_used;
+            const float weight =
+                mode_ == wire::Mode::partial ? work_.weights[token * work_.weights_stride + slot] : 0.0f;
+            pairs.push_back({static_cast<std::uint16_t>(row_of[token]), experts[i], weight});
+        }
+        return pairs;
     }
 
     void copy_rows(std::span<const std::uint32_t> tokens, const wire::ComputeRequest& header,
@@ -360,55 +400,73 @@ class Dispatcher::Call {
     }
 
     Status take(Holder& holder, const wire::DecodedAnswer& answer) {
-        const auto found = requests_.find(answer.header.id);
+        const wire::ComputeAnswer& header = answer.header;
+        const auto found = requests_.find(header.id);
         if (found == requests_.end() || found->second.holder != &holder) {
             ++d_.stats_.late;
             return {};
         }
-        Request request = std::move(found->second);
-        requests_.erase(found);
-        --holder.in_flight;
-        if (answer.header.outcome != wire::Outcome::done) {
-            log_warn("worker {}: {} (layer {}); its work goes to others", holder.name, to_string(answer.header.outcome),
+        Request& request = found->second;
+        if (header.outcome != wire::Outcome::done) {
+            log_warn("worker {}: {} (layer {}); its work goes to others", holder.name, to_string(header.outcome),
                      work_.layer);
             give_back(request, &holder);
+            finish(holder, found);
             return {};
         }
-        const bool exact = mode_ == wire::Mode::exact;
-        const std::size_t expected = exact ? request.positions.size() : request.tokens.size();
-        if (answer.header.n_rows != expected || answer.header.n_embd != work_.n_embd ||
-            answer.header.row_type != row_type()) {
-            give_back(request, &holder);
-            return fail(ErrorKind::corrupt, "expected {} rows of {}, got {} of {}", expected, work_.n_embd,
-                        answer.header.n_rows, answer.header.n_embd);
+        const std::size_t expected = n_rows_of(request) - request.received;
+        if (header.n_rows == 0 || header.n_rows > expected || header.first != request.received ||
+            header.n_embd != work_.n_embd || header.row_type != row_type()) {
+            return fail(ErrorKind::corrupt, "expected at most {} rows of {} from {} on, got {} of {} from {} on",
+                        expected, work_.n_embd, request.received, header.n_rows, header.n_embd, header.first);
         }
-        if (exact) {
-            const std::size_t row_bytes = std::size_t{work_.n_embd} * sizeof(float);
-            for (std::size_t i = 0; i < expected; ++i) {
-                deliver(request.positions[i], answer.rows.data() + i * row_bytes);
-            }
-        } else {
-            keep_sums(request, answer);
+        take_rows(request, answer);
+        request.compute_us += header.compute_us;
+        d_.stats_.compute_us += header.compute_us;
+        if (header.n_rows < expected) {
+            request.deadline = std::max(request.deadline, now() + d_.options_.hang);  // it is at work
+            return {};
         }
         d_.stats_.pairs += request.positions.size();
-        const double us_per_unit = std::max(1.0, static_cast<double>(answer.header.compute_us)) / request.units;
+        const double us_per_unit = std::max(1.0, static_cast<double>(request.compute_us)) / request.units;
         holder.us_per_unit =
             holder.us_per_unit == 0 ? us_per_unit : (1 - kSmoothing) * holder.us_per_unit + kSmoothing * us_per_unit;
+        if (mode_ == wire::Mode::partial) {
+            partial_.push_back({request.tasks.front().expert, std::move(request.tokens), std::move(request.sums)});
+        }
+        finish(holder, found);
         return {};
     }
 
-    // Partial sums are added when all are there, in an order that does not depend on who was first.
-    void keep_sums(const Request& request, const wire::DecodedAnswer& answer) {
-        PartialSums sums{request.tasks.front().expert, request.tokens,
-                         std::vector<float>(request.tokens.size() * work_.n_embd)};
-        if (answer.header.row_type == wire::RowType::f32) {
-            std::memcpy(sums.rows.data(), answer.rows.data(), answer.rows.size());
-        } else {
-            expert::halves_to_floats(answer.rows, sums.rows);
-        }
-        partial_.push_back(std::move(sums));
+    std::size_t n_rows_of(const Request& request) const {
+        return mode_ == wire::Mode::exact ? request.positions.size() : request.tokens.size();
     }
 
+    void finish(Holder& holder, std::map<std::uint64_t, Request>::iterator request) {
+        requests_.erase(request);
+        --holder.in_flight;
+    }
+
+    void take_rows(Request& request, const wire::DecodedAnswer& answer) {
+        const std::size_t row_bytes = answer.rows.size() / answer.header.n_rows;
+        if (mode_ == wire::Mode::exact) {
+            for (std::size_t i = 0; i < answer.header.n_rows; ++i) {
+                deliver(request.positions[request.received + i], answer.rows.data() + i * row_bytes);
+            }
+        } else {
+            request.sums.resize(request.tokens.size() * work_.n_embd);
+            const std::span<float> place =
+                std::span(request.sums).subspan(request.received * work_.n_embd, answer.header.n_rows * work_.n_embd);
+            if (answer.header.row_type == wire::RowType::f32) {
+                std::memcpy(place.data(), answer.rows.data(), answer.rows.size());
+            } else {
+                expert::halves_to_floats(answer.rows, place);
+            }
+        }
+        request.received += answer.header.n_rows;
+    }
+
+    // Partial sums are added when all are there, in an order that does not depend on who was first.
     void add_partial_sums() {
         std::ranges::sort(partial_, {}, &PartialSums::first_expert);
         for (const PartialSums& sums : partial_) {
@@ -435,7 +493,7 @@ class Dispatcher::Call {
     struct PartialSums {
         std::uint16_t first_expert;
         std::vector<std::uint32_t> tokens;
-        std::vector<float> rows;
+        RawFloats rows;
     };
 
     Dispatcher& d_;

@@ -41,7 +41,8 @@ struct DispatchStats {
     std::atomic<std::uint64_t> local_pairs{0};
     std::atomic<std::uint64_t> retries{0};
     std::atomic<std::uint64_t> failures{0};
-    std::atomic<std::uint64_t> late{0};  // answers that nobody waited for any more
+    std::atomic<std::uint64_t> late{0};        // answers that nobody waited for any more
+    std::atomic<std::uint64_t> compute_us{0};  // what workers say they have computed for
     std::atomic<std::uint64_t> bytes_in{0};
     std::atomic<std::uint64_t> bytes_out{0};
 };
@@ -108,6 +109,9 @@ class Dispatcher {
         std::vector<std::uint32_t> positions;  // one a pair, in the request's order
         std::vector<std::uint32_t> tokens;     // one a row
         double units = 0;
+        std::size_t received = 0;  // rows that have come
+        std::uint64_t compute_us = 0;
+        RawFloats sums;  // partial mode: {n_embd, tokens.size()}
         TimePoint sent{};
         TimePoint deadline{};
     };
@@ -137,7 +141,7 @@ class Dispatcher {
     std::vector<std::unique_ptr<Holder>> holders_;  // those with a link
     std::vector<Holder*> by_route_;                 // routes_->workers[i] → holder, or null
     std::uint64_t next_request_ = 1;
-    Bytes payload_;
+    RawBytes head_;  // of the request being written
 };
 
 }  // namespace linkcpp::coordinator

@@ -21,6 +21,8 @@ using model::Role;
 // Up to this many pairs a request's graph is kept, one for each layer and shape: building it anew would cost as much as
 // a small expert.
 constexpr std::uint32_t kCachedPairs = 32;
+// About what stays in a core's caches between computing rows, sending them and reading the next ones.
+constexpr std::size_t kStretchBytes = 1u << 20;
 constexpr std::size_t kMaxNodes = 16;
 constexpr std::size_t kMaxTensors = 32;
 
@@ -42,6 +44,17 @@ bool is_rectangular(std::span<const Pair> pairs, std::size_t n_rows) {
     const std::size_t n_used = pairs.size() / n_rows;
     for (std::size_t i = 0; i < pairs.size(); ++i) {
         if (pairs[i].row != i / n_used) { return false; }
+    }
+    return true;
+}
+
+// Each expert's pairs stand together.
+bool is_grouped(std::span<const Pair> pairs) {
+    std::vector<bool> seen(std::size_t{1} << 16);
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+        if (i > 0 && pairs[i].expert == pairs[i - 1].expert) { continue; }
+        if (seen[pairs[i].expert]) { return false; }
+        seen[pairs[i].expert] = true;
     }
     return true;
 }
@@ -236,6 +249,11 @@ std::uint64_t Engine::shard_bytes() const {
     return bytes;
 }
 
+std::uint32_t Engine::n_embd(std::uint32_t layer) const {
+    const auto held = find(layer);
+    return held ? held->layer.n_embd : 0;
+}
+
 Status Engine::build(Graph& graph, Layer& held, std::uint32_t n_used, std::uint32_t n_rows, Arena& arena) {
     graph.context = make_context(kMaxTensors, true);
     ggml_context* context = graph.context.get();
@@ -310,76 +328,106 @@ Result<Engine::Graph*> Engine::graph_for(Layer& held, std::uint32_t n_used, std:
     return cached.get();
 }
 
-Result<std::span<const float>> Engine::run(std::uint32_t layer, std::span<const float> rows,
-                                           std::span<const Pair> pairs, std::span<float> staging) {
-    const auto found = find(layer);
-    if (!found) { return fail(ErrorKind::not_found, "layer {} is not held", layer); }
-    Layer& held = *found;
+Result<std::span<const float>> Engine::run(Layer& held, std::span<const float> rows, std::span<const Pair> pairs) {
     const std::size_t n_embd = held.layer.n_embd;
     const std::size_t n_rows = rows.size() / n_embd;
-    if (n_rows == 0 || rows.size() % n_embd != 0 || pairs.empty()) {
-        return fail(ErrorKind::invalid, "layer {}: {} numbers do not make rows of {}", layer, rows.size(), n_embd);
-    }
-    std::vector<std::int32_t> ids(pairs.size());
-    for (std::size_t i = 0; i < pairs.size(); ++i) {
-        const Pair& pair = pairs[i];
-        if (pair.row >= n_rows) { return fail(ErrorKind::invalid, "pair {}: row {} of {}", i, pair.row, n_rows); }
-        if (pair.expert >= held.local.size() || held.local[pair.expert] < 0) {
-            return fail(ErrorKind::not_found, "expert {} of layer {} is not held", pair.expert, layer);
-        }
-        ids[i] = held.local[pair.expert];
-    }
-
+    ids_.resize(pairs.size());
+    std::ranges::transform(pairs, ids_.begin(), [&](const Pair& pair) { return held.local[pair.expert]; });
     const bool rectangular = is_rectangular(pairs, n_rows);
     const auto n_graph_rows = static_cast<std::uint32_t>(rectangular ? n_rows : pairs.size());
     const auto n_used = static_cast<std::uint32_t>(pairs.size() / n_graph_rows);
-    if (!rectangular) {
-        expanded_.resize(pairs.size() * n_embd);
-        for (std::size_t i = 0; i < pairs.size(); ++i) {
-            std::ranges::copy(rows.subspan(pairs[i].row * n_embd, n_embd),
-                              expanded_.begin() + static_cast<std::ptrdiff_t>(i * n_embd));
-        }
-        rows = expanded_;
-    }
     LINKCPP_TRY(Graph * graph, graph_for(held, n_used, n_graph_rows));
-    ggml_backend_tensor_set(graph->h, rows.data(), 0, rows.size_bytes());
-    ggml_backend_tensor_set(graph->ids, ids.data(), 0, ids.size() * sizeof(std::int32_t));
+    if (rectangular) {
+        ggml_backend_tensor_set(graph->h, rows.data(), 0, rows.size_bytes());
+    } else {
+        if (!host_memory_) { expanded_.resize(pairs.size() * n_embd); }
+        float* place = host_memory_ ? static_cast<float*>(graph->h->data) : expanded_.data();
+        for (const Pair& pair : pairs) {
+            std::memcpy(place, rows.data() + pair.row * n_embd, n_embd * sizeof(float));
+            place += n_embd;
+        }
+        if (!host_memory_) { ggml_backend_tensor_set(graph->h, expanded_.data(), 0, ggml_nbytes(graph->h)); }
+    }
+    ggml_backend_tensor_set(graph->ids, ids_.data(), 0, ids_.size() * sizeof(std::int32_t));
     const ggml_status status = ggml_backend_graph_compute(backend_, graph->graph);
     if (status != GGML_STATUS_SUCCESS) {
         return fail(ErrorKind::failed, "device {}: {}", device_.name, ggml_status_to_string(status));
     }
-    if (host_memory_) { return std::span(static_cast<const float*>(graph->out->data), pairs.size() * n_embd); }
-    ggml_backend_tensor_get(graph->out, staging.data(), 0, pairs.size() * n_embd * sizeof(float));
-    return staging.first(pairs.size() * n_embd);
+    const std::size_t n_out = pairs.size() * n_embd;
+    if (host_memory_) { return std::span(static_cast<const float*>(graph->out->data), n_out); }
+    staging_.resize(n_out);
+    ggml_backend_tensor_get(graph->out, staging_.data(), 0, n_out * sizeof(float));
+    return std::span<const float>(staging_);
+}
+
+std::size_t Engine::end_of_stretch(const Layer& held, std::span<const Pair> pairs, std::size_t begin) const {
+    const std::size_t row_bytes = held.layer.n_embd * sizeof(float);
+    std::size_t end = begin;
+    while (end < pairs.size()) {
+        std::size_t next = end + 1;
+        while (next < pairs.size() && pairs[next].expert == pairs[end].expert) { ++next; }
+        if (end > begin && (next - begin) * row_bytes > kStretchBytes) { break; }
+        end = next;
+    }
+    return end;
+}
+
+Status Engine::compute(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
+                       const RowSink& sink) {
+    const auto held = find(layer);
+    if (!held) { return fail(ErrorKind::not_found, "layer {} is not held", layer); }
+    const std::size_t n_embd = held->layer.n_embd;
+    const std::size_t n_rows = rows.size() / n_embd;
+    if (n_rows == 0 || rows.size() % n_embd != 0 || pairs.empty()) {
+        return fail(ErrorKind::invalid, "layer {}: {} numbers do not make rows of {}", layer, rows.size(), n_embd);
+    }
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+        const Pair& pair = pairs[i];
+        if (pair.row >= n_rows) { return fail(ErrorKind::invalid, "pair {}: row {} of {}", i, pair.row, n_rows); }
+        if (pair.expert >= held->local.size() || held->local[pair.expert] < 0) {
+            return fail(ErrorKind::not_found, "expert {} of layer {} is not held", pair.expert, layer);
+        }
+    }
+    const bool stretches =
+        device_.is_cpu() && pairs.size() * n_embd * sizeof(float) > kStretchBytes && is_grouped(pairs);
+    for (std::size_t begin = 0; begin < pairs.size();) {
+        const std::size_t end = stretches ? end_of_stretch(*held, pairs, begin) : pairs.size();
+        LINKCPP_TRY(const std::span<const float> result, run(*held, rows, pairs.subspan(begin, end - begin)));
+        LINKCPP_CHECK(sink(begin, result));
+        begin = end;
+    }
+    return {};
 }
 
 Status Engine::compute_rows(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
                             std::span<float> out) {
-    const auto found = find(layer);
-    if (found && out.size() != pairs.size() * found->layer.n_embd) {
-        return fail(ErrorKind::invalid, "layer {}: {} pairs do not make {} numbers", layer, pairs.size(), out.size());
-    }
-    LINKCPP_TRY(const std::span<const float> result, run(layer, rows, pairs, out));
-    if (result.data() != out.data()) { std::ranges::copy(result, out.begin()); }
-    return {};
+    return compute(layer, rows, pairs, [&](std::size_t first, std::span<const float> result) -> Status {
+        const std::size_t n_embd = out.size() / pairs.size();
+        if ((first * n_embd) + result.size() > out.size() || out.size() % pairs.size() != 0) {
+            return fail(ErrorKind::invalid, "layer {}: {} pairs do not make {} numbers", layer, pairs.size(),
+                        out.size());
+        }
+        std::memcpy(out.data() + first * n_embd, result.data(), result.size_bytes());
+        return {};
+    });
 }
 
 Status Engine::compute_sums(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
                             std::span<float> out) {
-    const auto found = find(layer);
-    const std::size_t n_embd = found ? found->layer.n_embd : 0;
-    if (found && out.size() != rows.size()) {
+    if (out.size() != rows.size()) {
         return fail(ErrorKind::invalid, "layer {}: sums of {} numbers for rows of {}", layer, out.size(), rows.size());
     }
-    if (!host_memory_) { staging_.resize(pairs.size() * n_embd); }
-    LINKCPP_TRY(const std::span<const float> result, run(layer, rows, pairs, staging_));
     std::ranges::fill(out, 0.0f);
-    for (std::size_t i = 0; i < pairs.size(); ++i) {
-        const std::span<const float> row = result.subspan(i * n_embd, n_embd);
-        const std::span<float> sum = out.subspan(pairs[i].row * n_embd, n_embd);
-        for (std::size_t j = 0; j < n_embd; ++j) { sum[j] += row[j] * pairs[i].weight; }
-    }
-    return {};
+    const std::size_t n_embd = this->n_embd(layer);
+    return compute(layer, rows, pairs, [&](std::size_t first, std::span<const float> result) -> Status {
+        for (std::size_t i = 0; i * n_embd < result.size(); ++i) {
+            const Pair& pair = pairs[first + i];
+            const float* row = result.data() + i * n_embd;
+            float* sum = out.data() + pair.row * n_embd;
+            for (std::size_t j = 0; j < n_embd; ++j) { sum[j] += row[j] * pair.weight; }
+        }
+        return {};
+    });
 }
 
 }  // namespace linkcpp::expert

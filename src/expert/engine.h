@@ -12,7 +12,9 @@
 #include <span>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/error.h"
+#include "base/raw_buffer.h"
 #include "expert/device.h"
 #include "model/moe.h"
 
@@ -26,6 +28,9 @@ struct Pair {
 
 // Gives the slice (layer, expert): MoeLayer::slice_bytes() bytes, valid until the next call.
 using SliceSource = std::function<Result<ByteView>(std::uint32_t layer, std::uint32_t expert)>;
+
+// Takes the rows {n_embd, n} of the pairs first, first + 1, …; they are valid until it returns.
+using RowSink = std::function<Status(std::size_t first, std::span<const float> rows)>;
 
 // compute_*() belong to one thread at a time; hold() and hold_mapped() may run on another meanwhile, and a request sees
 // a layer as it was before or after, never between.
@@ -49,10 +54,14 @@ class Engine {
 
     bool holds(std::uint32_t layer, std::uint32_t expert) const;
     std::uint64_t shard_bytes() const;
+    std::uint32_t n_embd(std::uint32_t layer) const;  // 0 for a layer that is not held
 
-    // rows: {n_embd, n_rows}. pairs: sorted by row, each row at least once.
-    // out: {n_embd, pairs.size()}, one unweighted row a pair.
-    // Errors: not_found (layer or expert not held), failed (device).
+    // rows: {n_embd, n_rows}. Gives one unweighted row a pair to `sink`, in the pairs' order, in one stretch or
+    // several: where each expert's pairs stand together, a CPU computes a large request expert by expert, so that a
+    // stretch stays in its caches and can be sent while the next is computed. Pairs of one expert are never parted.
+    // Errors: not_found (layer or expert not held), invalid (rows and pairs contradict), failed (device), the sink's.
+    Status compute(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs, const RowSink& sink);
+    // The same into `out`: {n_embd, pairs.size()}.
     Status compute_rows(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
                         std::span<float> out);
     // out: {n_embd, n_rows}: for each row the sum of its pairs' rows times their weights, added in the pairs' order.
@@ -71,10 +80,10 @@ class Engine {
     Status start();
     Status make_tensors(Layer& held, std::uint32_t n_local, std::span<const ByteView> mapped);
     Result<Graph*> graph_for(Layer& held, std::uint32_t n_used, std::uint32_t n_rows);
+    std::size_t end_of_stretch(const Layer& held, std::span<const Pair> pairs, std::size_t begin) const;
     Status build(Graph& graph, Layer& held, std::uint32_t n_used, std::uint32_t n_rows, Arena& arena);
-    // Runs the pairs and returns the rows where the graph left them: in host memory, or copied to `staging`.
-    Result<std::span<const float>> run(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
-                                       std::span<float> staging);
+    // Runs one graph and returns the rows where it left them: in host memory, or copied to staging_.
+    Result<std::span<const float>> run(Layer& held, std::span<const float> rows, std::span<const Pair> pairs);
 
     Device device_;
     unsigned n_threads_;
@@ -89,8 +98,9 @@ class Engine {
     std::unique_ptr<Arena> small_;  // shared by all cached graphs: one runs at a time
     std::unique_ptr<Arena> large_;
     std::unique_ptr<Graph> large_graph_;
-    std::vector<float> expanded_;
-    std::vector<float> staging_;
+    std::vector<std::int32_t> ids_;
+    RawFloats expanded_;
+    RawFloats staging_;
 };
 
 }  // namespace linkcpp::expert

@@ -1,19 +1,24 @@
 #include "net/link.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstring>
 
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 namespace linkcpp::net {
 namespace {
 
 constexpr std::size_t kFirstBuffer = 64u << 10;
 // A buffer that one large frame has stretched is given back when the frames are small again.
-constexpr std::size_t kKeepBuffer = 4u << 20;
+constexpr std::size_t kKeepBuffer = 8u << 20;
+// So many parts of a frame go to the socket in one call.
+constexpr std::size_t kMaxParts = 7;
 
 // Where a client's SSL keeps the fingerprint it expects.
 int expected_index() {
@@ -39,15 +44,15 @@ int verify_by_fingerprint(X509_STORE_CTX* store, void* /*unused*/) {
 // write(2) raises SIGPIPE when the peer is gone: the process may not be ours, so its signals are left alone. Here
 // records gather in memory, and the socket sees few large calls that raise nothing.
 struct Link::Wire {
-    static constexpr std::size_t kChunk = 64u << 10;
+    static constexpr std::size_t kChunk = 32u << 10;
 
-    explicit Wire(int fd) : socket(fd), in(kChunk) {}
+    explicit Wire(int fd) : socket(fd) { in.resize(kChunk); }
 
     int socket;
-    Bytes in;  // received, not decrypted: [in_begin, in_end)
+    RawBytes in;  // received, not decrypted: [in_begin, in_end)
     std::size_t in_begin = 0;
     std::size_t in_end = 0;
-    Bytes out;  // encrypted, not sent: from out_begin on
+    RawBytes out;  // encrypted, not sent: from out_begin on
     std::size_t out_begin = 0;
 
     std::size_t pending() const { return out.size() - out_begin; }
@@ -60,7 +65,7 @@ struct Link::Wire {
             if (n < 0 && errno == EINTR) { continue; }
             if (n < 0) {
                 const bool later = errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOTCONN;
-                out.erase(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(out_begin));
+                out.drop_front(out_begin);
                 out_begin = 0;
                 return later;
             }
@@ -75,8 +80,7 @@ struct Link::Wire {
 
     static int write(BIO* bio, const char* data, int length) {
         Wire& wire = of(bio);
-        const auto* bytes = reinterpret_cast<const std::byte*>(data);
-        wire.out.insert(wire.out.end(), bytes, bytes + length);
+        wire.out.append({reinterpret_cast<const std::byte*>(data), static_cast<std::size_t>(length)});
         if (wire.pending() >= kChunk && !wire.send()) { return -1; }
         return length;
     }
@@ -280,40 +284,74 @@ Result<std::size_t> Link::read_some(std::span<std::byte> to) {
     return tls_error(code, "read");
 }
 
+Status Link::check_queue(std::size_t payload_bytes) const {
+    const std::size_t waiting = out_.size() - out_begin_;
+    if (waiting + payload_bytes <= kMaxQueuedBytes) { return {}; }
+    return fail(ErrorKind::overloaded, "{}: {} bytes wait to be written already", name_, waiting);
+}
+
 void Link::enqueue(ByteView bytes) {
-    out_.insert(out_.end(), bytes.begin(), bytes.end());
+    out_.append(bytes);
+}
+
+Result<std::span<std::byte>> Link::append(wire::FrameType type, std::size_t payload_bytes) {
+    LINKCPP_CHECK(check_queue(payload_bytes));
+    // What has been written makes room once it is the larger part: then moving the rest costs less than was written.
+    if (out_begin_ > out_.size() / 2) {
+        out_.drop_front(out_begin_);
+        out_begin_ = 0;
+    }
+    const auto header = encode(wire::FrameHeader{static_cast<std::uint32_t>(payload_bytes), type});
+    ++counters_.frames_out;
+    counters_.bytes_out += header.size() + payload_bytes;
+    enqueue(header);
+    out_.resize(out_.size() + payload_bytes);
+    return std::span(out_).last(payload_bytes);
+}
+
+// Writes what the socket takes of `parts` in one call; each part is left as what remains of it.
+Status Link::write_now(std::span<ByteView> parts) {
+    std::array<iovec, 8> vectors{};
+    std::size_t n_vectors = 0;
+    for (const ByteView part : parts) { vectors.at(n_vectors++) = {const_cast<std::byte*>(part.data()), part.size()}; }
+    msghdr message{};
+    message.msg_iov = vectors.data();
+    message.msg_iovlen = n_vectors;
+    ssize_t n = 0;
+    do { n = ::sendmsg(fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT); } while (n < 0 && errno == EINTR);
+    if (n < 0) {
+        if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOTCONN) { return {}; }
+        return fail_errno(errno, name_);
+    }
+    for (ByteView& part : parts) {
+        const std::size_t taken = std::min(part.size(), static_cast<std::size_t>(n));
+        part = part.subspan(taken);
+        n -= static_cast<ssize_t>(taken);
+    }
+    return {};
 }
 
 Status Link::send(wire::FrameType type, std::initializer_list<ByteView> parts) {
     std::size_t payload = 0;
     for (const ByteView part : parts) { payload += part.size(); }
-    if (out_.size() - out_begin_ + payload > kMaxQueuedBytes) {
-        return fail(ErrorKind::overloaded, "{}: {} bytes wait to be written already", name_, out_.size() - out_begin_);
+    if (ssl_ || !out_.empty() || parts.size() > kMaxParts) {
+        LINKCPP_TRY(std::span<std::byte> place, append(type, payload));
+        for (const ByteView part : parts) {
+            if (!part.empty()) { std::memcpy(place.data(), part.data(), part.size()); }
+            place = place.subspan(part.size());
+        }
+        return flush();
     }
+    LINKCPP_CHECK(check_queue(payload));
     const auto header = encode(wire::FrameHeader{static_cast<std::uint32_t>(payload), type});
     ++counters_.frames_out;
     counters_.bytes_out += header.size() + payload;
-    // Small frames go out in one write. Of a large one only what the socket does not take at once is copied.
-    static constexpr std::size_t kSmall = 64u << 10;
-    if (!out_.empty() || !established_ || payload <= kSmall) {
-        enqueue(header);
-        for (const ByteView part : parts) { enqueue(part); }
-        return flush();
-    }
-    std::array<std::byte, wire::FrameHeader::kBytes> head = header;
-    bool blocked = false;
-    const auto write_or_queue = [&](ByteView bytes) -> Status {
-        while (!bytes.empty() && !blocked) {
-            LINKCPP_TRY(const std::size_t n, write_some(bytes));
-            bytes = bytes.subspan(n);
-            blocked = n == 0;
-        }
-        enqueue(bytes);
-        return {};
-    };
-    LINKCPP_CHECK(write_or_queue(head));
-    for (const ByteView part : parts) { LINKCPP_CHECK(write_or_queue(part)); }
-    return flush_wire();
+    std::array<ByteView, kMaxParts + 1> all{ByteView(header)};
+    std::ranges::copy(parts, all.begin() + 1);
+    const std::span<ByteView> left = std::span(all).first(parts.size() + 1);
+    LINKCPP_CHECK(write_now(left));
+    for (const ByteView part : left) { enqueue(part); }
+    return {};
 }
 
 Status Link::flush() {
@@ -327,7 +365,7 @@ Status Link::flush() {
     LINKCPP_CHECK(flush_wire());
     out_begin_ = 0;
     out_.clear();
-    if (out_.capacity() > kKeepBuffer) { Bytes().swap(out_); }
+    if (out_.capacity() > kKeepBuffer) { out_.release(); }
     return {};
 }
 
@@ -336,8 +374,10 @@ Result<std::optional<Frame>> Link::receive() {
     if (!ready) { return std::nullopt; }
     if (in_begin_ == in_end_) {
         in_begin_ = in_end_ = 0;
-        if (in_.size() > kKeepBuffer) { Bytes().swap(in_); }
+        if (in_.size() > kKeepBuffer) { in_.release(); }
     }
+    // A socket that gave less than there was room for has no more: poll() tells when it does.
+    bool drained = false;
     while (true) {
         std::size_t needed = wire::FrameHeader::kBytes;
         if (in_end_ - in_begin_ >= needed) {
@@ -364,9 +404,12 @@ Result<std::optional<Frame>> Link::receive() {
             }
             if (std::max(needed, kFirstBuffer) > in_.size()) { in_.resize(std::max(needed, kFirstBuffer)); }
         }
-        LINKCPP_TRY(const std::size_t n, read_some(std::span(in_).subspan(in_end_)));
+        const std::span<std::byte> room = std::span(in_).subspan(in_end_);
+        if (drained) { return std::nullopt; }
+        LINKCPP_TRY(const std::size_t n, read_some(room));
         if (n == 0) { return std::nullopt; }
         in_end_ += n;
+        drained = !ssl_ && n < room.size();
     }
 }
 

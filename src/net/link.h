@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/raw_buffer.h"
 #include "net/identity.h"
 #include "wire/frame.h"
 
@@ -65,6 +66,9 @@ class Link {
     // Queues a frame made of `parts` and writes what the socket takes. `parts` are copied when they cannot be written
     // at once. Errors: disconnected, corrupt (TLS), overloaded (over kMaxQueuedBytes wait already).
     Status send(wire::FrameType type, std::initializer_list<ByteView> parts);
+    // Queues a frame and returns the place for its payload, to be filled at once; the next flush() writes it. Errors:
+    // overloaded.
+    Result<std::span<std::byte>> append(wire::FrameType type, std::size_t payload_bytes);
     // Writes what is queued as far as the socket takes it. Errors as for send().
     Status flush();
     // The next whole frame, or nothing if it is not there yet. Call until it gives nothing before polling again.
@@ -103,7 +107,9 @@ class Link {
     Result<bool> handshake();
     Status flush_wire();
     std::unexpected<Error> tls_error(int code, std::string_view what);
+    Status check_queue(std::size_t payload_bytes) const;
     void enqueue(ByteView bytes);
+    Status write_now(std::span<ByteView> parts);
 
     UniqueFd fd_;
     std::string name_;
@@ -115,9 +121,9 @@ class Link {
     bool want_write_ = false;  // the handshake has not begun: a connect may still be under way
     std::uint32_t limit_ = wire::kMaxHelloBytes;
 
-    Bytes out_;  // queued bytes from out_begin_ on
+    RawBytes out_;  // queued bytes from out_begin_ on
     std::size_t out_begin_ = 0;
-    Bytes in_;  // received bytes [in_begin_, in_end_); in_.size() is the capacity
+    RawBytes in_;  // received bytes [in_begin_, in_end_); in_.size() is the capacity
     std::size_t in_begin_ = 0;
     std::size_t in_end_ = 0;
     LinkCounters counters_;

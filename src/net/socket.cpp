@@ -49,6 +49,13 @@ void set_no_delay(int fd) {
     ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
+// A Unix socket's buffers do not grow by themselves as TCP's do; large frames would go back and forth in small pieces.
+// The kernel cuts this down to what the system allows (net.core.wmem_max).
+void set_large_buffer(int fd) {
+    const int bytes = 4 << 20;
+    ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+}
+
 std::string name_of(const sockaddr_storage& address, socklen_t length) {
     std::array<char, NI_MAXHOST> host{};
     std::array<char, NI_MAXSERV> port{};
@@ -170,6 +177,7 @@ Result<std::optional<Listener::Accepted>> Listener::accept() {
                 set_no_delay(fd.get());
                 accepted.from = name_of(from, length);
             } else {
+                set_large_buffer(fd.get());
                 accepted.uid = peer_uid(fd.get());
                 accepted.from = accepted.uid ? fmt::format("unix, user {}", *accepted.uid) : "unix, unknown user";
             }
@@ -214,6 +222,7 @@ Result<UniqueFd> connect_unix(const std::filesystem::path& path) {
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
         return fail_errno(errno, path.string());
     }
+    set_large_buffer(fd.get());
     return fd;
 }
 

@@ -89,14 +89,10 @@ Result<DecodedRequest> decode_compute_request(ByteView payload) {
     LINKCPP_CHECK(check_length(header.payload_bytes(), payload.size()));
     request.pairs = payload.subspan(ComputeRequest::kHeaderBytes, header.n_pairs * sizeof(Pair));
     request.rows = payload.subspan(ComputeRequest::kHeaderBytes + request.pairs.size());
-    std::uint32_t previous = 0;
     for (std::size_t i = 0; i < header.n_pairs; ++i) {
         const std::uint32_t row = request.pair(i).row;
-        if (row >= header.n_rows || row < previous) {
-            return fail(ErrorKind::corrupt, "pair {}: expected a row from {} to {}, got {}", i, previous,
-                        header.n_rows - 1, row);
-        }
-        previous = row;
+        if (row < header.n_rows) { continue; }
+        return fail(ErrorKind::corrupt, "pair {}: expected a row below {}, got {}", i, header.n_rows, row);
     }
     return request;
 }
@@ -110,6 +106,7 @@ std::span<std::byte> encode(const ComputeAnswer& answer, std::span<std::byte> pa
     store_le(p + 12, answer.n_rows);
     store_le(p + 16, answer.n_embd);
     store_le(p + 20, answer.compute_us);
+    store_le(p + 24, answer.first);
     return payload.subspan(ComputeAnswer::kHeaderBytes);
 }
 
@@ -132,7 +129,11 @@ Result<DecodedAnswer> decode_compute_answer(ByteView payload) {
     header.n_rows = load_le<std::uint32_t>(p + 12);
     header.n_embd = load_le<std::uint32_t>(p + 16);
     header.compute_us = load_le<std::uint32_t>(p + 20);
+    header.first = load_le<std::uint32_t>(p + 24);
     LINKCPP_CHECK(check_rows(header.n_rows, header.n_embd));
+    if (header.first > kMaxPairs) {
+        return fail(ErrorKind::corrupt, "compute answer: row {} of at most {}", header.first, kMaxPairs);
+    }
     if (header.outcome != Outcome::done && header.n_rows != 0) {
         return fail(ErrorKind::corrupt, "compute answer: '{}' with {} rows", to_string(header.outcome), header.n_rows);
     }

@@ -12,19 +12,23 @@
 //       36  u8   mode (Mode)
 //       37  u8   type of rows both ways (RowType)
 //       38  u16  0
-//       40  n_pairs × { u16 row, u16 expert, f32 weight }, rows in ascending order
+//       40  n_pairs × { u16 row, u16 expert, f32 weight }
 //        .  n_rows × n_embd numbers: {n_embd, n_rows} in ggml order
 //
-// Compute answer:
+// Compute answer, one or several to a request: in exact mode a worker may send the rows in parts, in order, each as
+// soon as it is computed. It computes pairs of one expert together when they stand together in the request.
 //
 //   byte 0  u64  request id
 //        8  u16  outcome (Outcome)
 //       10  u8   type of rows (RowType)
 //       11  u8   0
-//       12  u32  n_rows: n_pairs in exact mode (the pairs' order), the request's n_rows in partial mode; 0 unless done
+//       12  u32  n_rows: in exact mode a row a pair, in the pairs' order; in partial mode the request's n_rows; 0
+//       unless
+//                done
 //       16  u32  n_embd
-//       20  u32  time spent computing, µs
-//       24  n_rows × n_embd numbers
+//       20  u32  time spent computing, µs: of this part
+//       24  u32  first: how many rows of this answer were in earlier parts
+//       28  n_rows × n_embd numbers
 //
 // With 8 pairs a request takes 112 bytes besides its rows, frame header included.
 #pragma once
@@ -91,7 +95,7 @@ std::span<std::byte> encode(const ComputeRequest& request, std::span<const Pair>
 
 struct DecodedRequest {
     ComputeRequest header;
-    ByteView pairs;  // n_pairs × 8 bytes, not aligned; every row index is below n_rows, in ascending order
+    ByteView pairs;  // n_pairs × 8 bytes, not aligned; every row index is below n_rows
     ByteView rows;   // n_rows × row_bytes(), not aligned
 
     Pair pair(std::size_t i) const {
@@ -104,20 +108,22 @@ struct DecodedRequest {
 Result<DecodedRequest> decode_compute_request(ByteView payload);
 
 struct ComputeAnswer {
-    static constexpr std::size_t kHeaderBytes = 24;
+    static constexpr std::size_t kHeaderBytes = 28;
     std::uint64_t id = 0;
     Outcome outcome = Outcome::done;
     RowType row_type = RowType::f32;
     std::uint32_t n_rows = 0;
     std::uint32_t n_embd = 0;
     std::uint32_t compute_us = 0;
+    std::uint32_t first = 0;
 
     std::size_t payload_bytes() const {
         return kHeaderBytes + n_rows * std::size_t{n_embd} * bytes_per_value(row_type);
     }
 };
 
-// Writes the header to the front of `payload` (answer.payload_bytes() long); returns the place for the rows.
+// Writes the header to the front of `payload` (kHeaderBytes or longer); returns what is behind it, the place for the
+// rows.
 std::span<std::byte> encode(const ComputeAnswer& answer, std::span<std::byte> payload);
 
 struct DecodedAnswer {

@@ -31,7 +31,7 @@ struct FrameHeader {
 // Upper bounds on payloads. A peer that has not said who it is gets the smallest.
 inline constexpr std::uint32_t kMaxHelloBytes = 64u << 10;
 inline constexpr std::uint32_t kMaxControlBytes = 32u << 20;
-inline constexpr std::uint32_t kMaxComputeBytes = 64u << 20;
+inline constexpr std::uint32_t kMaxComputeBytes = 256u << 20;
 
 std::array<std::byte, FrameHeader::kBytes> encode(const FrameHeader& header);
 

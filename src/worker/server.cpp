@@ -1,6 +1,7 @@
 #include "worker/server.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include <poll.h>
@@ -23,25 +24,29 @@ wire::Outcome outcome_of(const Error& error) {
         case ErrorKind::invalid:
         case ErrorKind::corrupt: return wire::Outcome::malformed;
         case ErrorKind::overloaded: return wire::Outcome::overloaded;
+        case ErrorKind::unsupported: return wire::Outcome::unknown_model;
         default: return wire::Outcome::failed;
     }
 }
 
-void to_f32(ByteView from, wire::RowType type, std::span<float> to) {
-    if (type == wire::RowType::f32) {
-        std::memcpy(to.data(), from.data(), to.size_bytes());
-        return;
+// The rows as they lie in the frame where that is possible, else a copy in `place`.
+std::span<const float> as_floats(const wire::DecodedRequest& request, RawFloats& place) {
+    const ByteView rows = request.rows;
+    const bool f32 = request.header.row_type == wire::RowType::f32;
+    if (f32 && reinterpret_cast<std::uintptr_t>(rows.data()) % alignof(float) == 0) {
+        return {reinterpret_cast<const float*>(rows.data()), rows.size() / sizeof(float)};
     }
-    expert::halves_to_floats(from, to);
+    place.resize(std::size_t{request.header.n_rows} * request.header.n_embd);
+    if (f32) {
+        std::memcpy(place.data(), rows.data(), rows.size());
+    } else {
+        expert::halves_to_floats(rows, place);
+    }
+    return place;
 }
 
-void from_f32(std::span<const float> from, wire::RowType type, std::span<std::byte> to) {
-    if (type == wire::RowType::f32) {
-        std::memcpy(to.data(), from.data(), from.size_bytes());
-        return;
-    }
-    expert::floats_to_halves(from, to);
-}
+// An answer's rows go out in frames of about this size: small enough to be read while they are in the caches.
+constexpr std::size_t kPartBytes = 1u << 20;
 
 }  // namespace
 
@@ -123,58 +128,87 @@ Status Server::answer(net::Link& link, ByteView payload) {
     auto request = wire::decode_compute_request(payload);
     // What cannot be decoded has no id to answer to: the link is closed.
     if (!request) { return fail_with(link.name(), request.error()); }
-    const TimePoint start = now();
-    wire::ComputeAnswer header;
-    if (auto computed = compute(*request)) {
-        header = *computed;
-    } else {
-        header = {.id = request->header.id,
-                  .outcome = outcome_of(computed.error()),
-                  .row_type = request->header.row_type,
-                  .n_rows = 0,
-                  .n_embd = request->header.n_embd};
-        if (computed.error().kind == ErrorKind::unsupported) { header.outcome = wire::Outcome::unknown_model; }
-        ++stats_.refused;
-        log_debug("{}: request refused: {}", link.name(), computed.error().message);
+    Status sent;
+    TimePoint since = now();
+    const auto lap_us = [&] {
+        const auto elapsed = std::chrono::duration_cast<std::chrono::microseconds>(now() - since).count();
+        stats_.busy_us += static_cast<std::uint64_t>(elapsed);
+        return static_cast<std::uint32_t>(elapsed);
+    };
+    const Status computed = compute(*request, [&](std::size_t first, std::span<const float> rows) {
+        sent = send_rows(link, request->header, first, rows, lap_us());
+        since = now();
+        return sent;
+    });
+    if (!sent) { return sent; }
+    if (computed) {
+        ++stats_.requests;
+        stats_.pairs += request->header.n_pairs;
+        stats_.rows += request->header.n_rows;
+        return {};
     }
-    const auto elapsed = std::chrono::duration_cast<std::chrono::microseconds>(now() - start).count();
-    header.compute_us = static_cast<std::uint32_t>(elapsed);
-    stats_.busy_us += static_cast<std::uint64_t>(elapsed);
-    payload_.resize(header.payload_bytes());
-    const std::span<std::byte> place = wire::encode(header, payload_);
-    if (header.n_rows > 0) { from_f32(results_, header.row_type, place); }
-    return link.send(wire::FrameType::compute_answer, {payload_});
+    ++stats_.refused;
+    log_debug("{}: request refused: {}", link.name(), computed.error().message);
+    const wire::ComputeAnswer refusal{.id = request->header.id,
+                                      .outcome = outcome_of(computed.error()),
+                                      .row_type = request->header.row_type,
+                                      .n_rows = 0,
+                                      .n_embd = request->header.n_embd,
+                                      .compute_us = lap_us()};
+    std::array<std::byte, wire::ComputeAnswer::kHeaderBytes> head{};
+    wire::encode(refusal, head);
+    return link.send(wire::FrameType::compute_answer, {head});
 }
 
-Result<wire::ComputeAnswer> Server::compute(const wire::DecodedRequest& request) {
+Status Server::send_rows(net::Link& link, const wire::ComputeRequest& request, std::size_t first,
+                         std::span<const float> rows, std::uint32_t compute_us) {
+    const std::size_t most = std::max<std::size_t>(1, kPartBytes / request.row_bytes()) * request.n_embd;
+    while (!rows.empty()) {
+        const std::span<const float> part = rows.first(std::min(most, rows.size()));
+        const wire::ComputeAnswer header{.id = request.id,
+                                         .outcome = wire::Outcome::done,
+                                         .row_type = request.row_type,
+                                         .n_rows = static_cast<std::uint32_t>(part.size() / request.n_embd),
+                                         .n_embd = request.n_embd,
+                                         .compute_us = compute_us,
+                                         .first = static_cast<std::uint32_t>(first)};
+        if (request.row_type == wire::RowType::f32) {
+            std::array<std::byte, wire::ComputeAnswer::kHeaderBytes> head{};
+            wire::encode(header, head);
+            LINKCPP_CHECK(link.send(wire::FrameType::compute_answer, {head, std::as_bytes(part)}));
+        } else {
+            LINKCPP_TRY(const std::span<std::byte> place,
+                        link.append(wire::FrameType::compute_answer, header.payload_bytes()));
+            expert::floats_to_halves(part, wire::encode(header, place));
+            LINKCPP_CHECK(link.flush());
+        }
+        compute_us = 0;
+        first += header.n_rows;
+        rows = rows.subspan(part.size());
+    }
+    return {};
+}
+
+Status Server::compute(const wire::DecodedRequest& request, const expert::RowSink& sink) {
     const wire::ComputeRequest& header = request.header;
     if (header.model != model_.load(std::memory_order_acquire)) {
         return fail(ErrorKind::unsupported, "model {:016x} is not served here", header.model);
     }
-    rows_.resize(std::size_t{header.n_rows} * header.n_embd);
-    to_f32(request.rows, header.row_type, rows_);
+    const std::uint32_t n_embd = engine_.n_embd(header.layer);
+    if (n_embd == 0) { return fail(ErrorKind::not_found, "layer {} is not held", header.layer); }
+    if (n_embd != header.n_embd) {
+        return fail(ErrorKind::invalid, "layer {}: expected rows of {}, got {}", header.layer, n_embd, header.n_embd);
+    }
+    const std::span<const float> rows = as_floats(request, rows_);
     pairs_.resize(header.n_pairs);
     for (std::size_t i = 0; i < pairs_.size(); ++i) {
         const wire::Pair pair = request.pair(i);
         pairs_[i] = {pair.row, pair.expert, pair.weight};
     }
-    const bool exact = header.mode == wire::Mode::exact;
-    const std::uint32_t n_rows = exact ? header.n_pairs : header.n_rows;
-    const wire::ComputeAnswer answer{.id = header.id,
-                                     .outcome = wire::Outcome::done,
-                                     .row_type = header.row_type,
-                                     .n_rows = n_rows,
-                                     .n_embd = header.n_embd};
-    if (answer.payload_bytes() > wire::kMaxComputeBytes) {
-        return fail(ErrorKind::invalid, "an answer of {} rows would be too large", n_rows);
-    }
-    results_.resize(std::size_t{n_rows} * header.n_embd);
-    LINKCPP_CHECK(exact ? engine_.compute_rows(header.layer, rows_, pairs_, results_)
-                        : engine_.compute_sums(header.layer, rows_, pairs_, results_));
-    ++stats_.requests;
-    stats_.pairs += header.n_pairs;
-    stats_.rows += header.n_rows;
-    return answer;
+    if (header.mode == wire::Mode::exact) { return engine_.compute(header.layer, rows, pairs_, sink); }
+    sums_.resize(rows.size());
+    LINKCPP_CHECK(engine_.compute_sums(header.layer, rows, pairs_, sums_));
+    return sink(0, sums_);
 }
 
 }  // namespace linkcpp::worker

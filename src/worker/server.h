@@ -53,7 +53,9 @@ class Server {
     // False when the link must be closed.
     bool serve(net::Link& link);
     Status answer(net::Link& link, ByteView payload);
-    Result<wire::ComputeAnswer> compute(const wire::DecodedRequest& request);
+    Status compute(const wire::DecodedRequest& request, const expert::RowSink& sink);
+    static Status send_rows(net::Link& link, const wire::ComputeRequest& request, std::size_t first,
+                            std::span<const float> rows, std::uint32_t compute_us);
 
     expert::Engine& engine_;
     std::atomic<std::uint64_t> model_{0};
@@ -66,10 +68,9 @@ class Server {
 
     // Of the data thread alone.
     std::vector<Client> clients_;
-    std::vector<float> rows_;
+    RawFloats rows_;
     std::vector<expert::Pair> pairs_;
-    std::vector<float> results_;
-    Bytes payload_;
+    RawFloats sums_;
 
     std::jthread thread_;  // last: starts when all else is there, ends first
 };
