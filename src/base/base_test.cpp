@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/platform.h"
+#include "base/raw_buffer.h"
 #include "base/sha256.h"
 #include "base/units.h"
 
@@ -97,6 +98,29 @@ TEST(Clock, poll_time_is_rounded_up) {
     EXPECT_EQ(to_poll_ms(0ns), 0);
     EXPECT_EQ(to_poll_ms(1ns), 1);
     EXPECT_EQ(to_poll_ms(1500us), 2);
+}
+
+TEST(RawBuffer, keeps_its_content_when_it_grows_shrinks_and_moves) {
+    RawBytes buffer;
+    EXPECT_TRUE(buffer.empty());
+    buffer.append(as_bytes("hello "));
+    buffer.append(as_bytes("world"));
+    buffer.append({});
+    EXPECT_EQ(as_text(buffer), "hello world");
+    buffer.resize(100'000);
+    EXPECT_EQ(as_text(ByteView(buffer).first(11)), "hello world");
+    buffer.resize(11);
+    buffer.drop_front(6);
+    EXPECT_EQ(as_text(buffer), "world");
+    RawBytes other = std::move(buffer);
+    EXPECT_EQ(as_text(other), "world");
+    EXPECT_TRUE(buffer.empty());  // NOLINT(bugprone-use-after-move): what a move leaves is part of the contract
+    buffer.append(as_bytes("again"));
+    EXPECT_EQ(as_text(buffer), "again");
+    other.drop_front(99);
+    EXPECT_TRUE(other.empty());
+    other.release();
+    EXPECT_EQ(other.capacity(), 0u);
 }
 
 }  // namespace

@@ -29,6 +29,8 @@ struct DispatchOptions {
     wire::RowType row_type = wire::RowType::f32;  // f16 in partial mode only
     // A holder that has not answered for this long, and for several times what its work should take, is hung.
     Duration hang = std::chrono::seconds(1);
+    // The same while nothing is known about its speed.
+    Duration hang_unmeasured = std::chrono::seconds(30);
     // How long a call waits for a holder to come (back) before it fails.
     Duration coverage_wait = std::chrono::milliseconds(1500);
 };

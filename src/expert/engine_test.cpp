@@ -250,5 +250,46 @@ TEST(Half, round_trips_at_any_alignment) {
     EXPECT_NEAR(back[4], 1e-3, 1e-6);
 }
 
+// 8 experts × 97 pairs of 2 KiB: more than what a CPU computes in one stretch.
+TEST_P(EngineTest, large_requests_come_back_in_stretches_that_part_no_expert) {
+    std::vector<Pair> pairs;
+    for (std::uint16_t e = 0; e < kExperts; ++e) {
+        for (std::uint16_t i = 0; i < 97; ++i) {
+            pairs.push_back({static_cast<std::uint16_t>((i + e) % kRows), e, 0.5f});
+        }
+    }
+    std::vector<float> rows;
+    std::vector<std::size_t> firsts;
+    ASSERT_TRUE(engine_->compute(0, rows_, pairs, [&](std::size_t first, std::span<const float> part) -> Status {
+        EXPECT_EQ(first * kEmbd, rows.size());
+        firsts.push_back(first);
+        rows.insert(rows.end(), part.begin(), part.end());
+        return {};
+    }));
+    ASSERT_EQ(rows.size(), pairs.size() * kEmbd);
+    ASSERT_GT(firsts.size(), 1u);
+    for (const std::size_t first : firsts) { EXPECT_EQ(first % 97, 0u); }
+    for (std::uint16_t e = 0; e < kExperts; ++e) {
+        const std::vector<float> alone = compute(rows_, {pairs.begin() + e * 97, pairs.begin() + (e + 1) * 97});
+        EXPECT_TRUE(std::ranges::equal(alone, std::span(rows).subspan(e * 97 * kEmbd, 97 * kEmbd))) << "expert " << e;
+    }
+    // Experts that do not stand together are computed in one go.
+    std::ranges::sort(pairs, {}, &Pair::row);
+    std::size_t stretches = 0;
+    ASSERT_TRUE(engine_->compute(0, rows_, pairs, [&](std::size_t, std::span<const float>) -> Status {
+        ++stretches;
+        return {};
+    }));
+    EXPECT_EQ(stretches, 1u);
+}
+
+TEST_P(EngineTest, an_error_of_the_sink_ends_the_work) {
+    const std::vector<Pair> pairs{{0, 1, 0}};
+    const Status status = engine_->compute(
+        0, std::span(rows_).first(kEmbd), pairs,
+        [](std::size_t, std::span<const float>) -> Status { return fail(ErrorKind::disconnected, "gone"); });
+    EXPECT_EQ(status.error().kind, ErrorKind::disconnected);
+}
+
 }  // namespace
 }  // namespace linkcpp::expert

@@ -61,6 +61,38 @@ class EveryLink : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(PlainAndTls, EveryLink, testing::Bool(),
                          [](const auto& param_info) { return param_info.param ? "tls" : "plain"; });
 
+// Frames written into the queue while it is being sent piece by piece: what has been sent makes room in between.
+TEST_P(EveryLink, a_queue_that_never_runs_empty_stays_in_order) {
+    Pair pair(GetParam());
+    pair.b->set_limit(wire::kMaxComputeBytes);
+    constexpr int kFrames = 60;
+    int sent = 0;
+    for (int received = 0; received < kFrames; ++received) {
+        while (sent < kFrames && sent < received + 3) {
+            const Bytes bytes = random_bytes(400'000, static_cast<unsigned>(sent++));
+            const auto place = pair.a->append(FrameType::compute_answer, bytes.size());
+            ASSERT_TRUE(place) << place.error().message;
+            std::ranges::copy(bytes, place->begin());
+        }
+        const auto frame = pump(*pair.a, *pair.b);
+        ASSERT_TRUE(frame) << frame.error().message;
+        EXPECT_TRUE(std::ranges::equal(frame->payload, random_bytes(400'000, static_cast<unsigned>(received))));
+    }
+    EXPECT_EQ(pair.a->counters().frames_out, kFrames);
+    EXPECT_EQ(pair.a->counters().bytes_out, pair.b->counters().bytes_in);
+}
+
+TEST_P(EveryLink, a_full_queue_pushes_back) {
+    Pair pair(GetParam());
+    Status status;
+    for (int i = 0; i < 10 && status; ++i) {
+        const auto place = pair.a->append(FrameType::control, Link::kMaxQueuedBytes / 4);
+        if (!place) { status = std::unexpected(place.error()); }
+    }
+    ASSERT_FALSE(status);
+    EXPECT_EQ(status.error().kind, ErrorKind::overloaded);
+}
+
 TEST_P(EveryLink, frames_arrive_whole_and_in_order) {
     Pair pair(GetParam());
     pair.b->set_limit(wire::kMaxComputeBytes);

@@ -1,0 +1,473 @@
+#include "coordinator/call.h"
+
+#include <algorithm>
+#include <cstring>
+#include <tuple>
+
+#include <poll.h>
+
+#include "base/log.h"
+#include "expert/half.h"
+#include "wire/frame.h"
+
+namespace linkcpp::coordinator {
+namespace {
+
+using namespace std::chrono_literals;
+
+// What an expert's work costs: reading its weights, and then each further row of it. Only ratios matter.
+constexpr double kFirstPair = 1.0;
+constexpr double kNextPair = 0.25;
+double units_of(std::size_t n_pairs) {
+    return kFirstPair + kNextPair * static_cast<double>(n_pairs - 1);
+}
+
+// Requests are cut about here, so that a worker starts while the rest is still being sent.
+constexpr std::size_t kRequestBytes = 16u << 20;
+// Requests with more pairs are in the experts' order, so that the answer can be computed and sent in parts; smaller
+// ones in the tokens' order, in which several tokens with all their experts make one rectangle.
+constexpr std::size_t kTokenOrderPairs = 32;
+// A holder may take this many times what its work has taken on average before it counts as hung.
+constexpr double kSlack = 8;
+constexpr double kSmoothing = 0.1;
+
+TimePoint now() {
+    return std::chrono::steady_clock::now();
+}
+
+void add_weighted(std::span<float> sum, const float* row, float weight) {
+    for (std::size_t i = 0; i < sum.size(); ++i) { sum[i] += row[i] * weight; }
+}
+
+}  // namespace
+
+Status Dispatcher::Call::run() {
+    LINKCPP_CHECK(check_sizes());
+    LINKCPP_CHECK(make_tasks());
+    if (mode_ == wire::Mode::partial) { std::ranges::fill(out_, 0.0f); }
+    for (auto& holder : d_.holders_) { holder->load = 0; }
+    waiting_since_ = now();
+    while (true) {
+        d_.refresh();
+        LINKCPP_CHECK(assign());
+        LINKCPP_CHECK(compute_local());
+        if (requests_.empty() && todo_.empty()) { break; }
+        LINKCPP_CHECK(await());
+    }
+    add_partial_sums();
+    return {};
+}
+
+Dispatcher::Call::~Call() {
+    for (auto& holder : d_.holders_) { holder->in_flight = 0; }
+}
+
+Status Dispatcher::Call::check_sizes() const {
+    // The largest request that an expert can lead to: all tokens chose it.
+    const wire::ComputeRequest largest{
+        .n_rows = work_.n_tokens, .n_pairs = work_.n_tokens, .n_embd = work_.n_embd, .row_type = row_type()};
+    if (work_.n_tokens <= wire::kMaxRows && largest.payload_bytes() <= wire::kMaxComputeBytes) { return {}; }
+    return fail(ErrorKind::invalid,
+                "layer {}: a batch of {} tokens is too large for the swarm; use a smaller --ubatch-size", work_.layer,
+                work_.n_tokens);
+}
+
+Status Dispatcher::Call::make_tasks() {
+    const auto layer = d_.routes_->layer_index.find(work_.layer);
+    if (layer == d_.routes_->layer_index.end()) {
+        return fail(ErrorKind::invalid, "layer {} is not in the model that the hub serves", work_.layer);
+    }
+    layer_ = layer->second;
+    const std::size_t n_expert = d_.routes_->holders[layer_].size();
+    const std::uint32_t n_slots = mode_ == wire::Mode::partial ? work_.n_summed : work_.n_used;
+    std::vector<std::int32_t> task_of(n_expert, -1);
+    for (std::uint32_t t = 0; t < work_.n_tokens; ++t) {
+        for (std::uint32_t s = 0; s < n_slots; ++s) {
+            const std::int32_t expert = work_.ids[t * work_.ids_stride + s];
+            if (expert < 0 || static_cast<std::size_t>(expert) >= n_expert) {
+                return fail(ErrorKind::invalid, "layer {}: the router chose expert {} of {}", work_.layer, expert,
+                            n_expert);
+            }
+            std::int32_t& task = task_of[static_cast<std::size_t>(expert)];
+            if (task < 0) {
+                task = static_cast<std::int32_t>(todo_.size());
+                todo_.push_back({static_cast<std::uint16_t>(expert), {}, {}});
+            }
+            todo_[static_cast<std::size_t>(task)].positions.push_back(t * work_.n_used + s);
+        }
+    }
+    std::ranges::stable_sort(todo_, [](const Task& a, const Task& b) {
+        return a.positions.size() != b.positions.size() ? a.positions.size() > b.positions.size() : a.expert < b.expert;
+    });
+    return {};
+}
+
+Dispatcher::Holder* Dispatcher::Call::choose(const Task& task) const {
+    Holder* best = nullptr;
+    double best_time = 0;
+    const double units = units_of(task.positions.size());
+    for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
+        Holder* holder = d_.by_route_[index];
+        if (holder == nullptr || holder->link == nullptr ||
+            std::ranges::find(task.failed, holder) != task.failed.end()) {
+            continue;
+        }
+        const double speed = mode_ == wire::Mode::partial ? 1 : speed_of(*holder);
+        const double time = (holder->load + units) * speed;
+        if (best == nullptr || time < best_time) {
+            best = holder;
+            best_time = time;
+        }
+    }
+    return best;
+}
+
+double Dispatcher::Call::speed_of(const Holder& holder) const {
+    if (holder.us_per_unit > 0) { return holder.us_per_unit; }
+    double fastest = 0;
+    for (const auto& other : d_.holders_) {
+        if (other->us_per_unit > 0 && (fastest == 0 || other->us_per_unit < fastest)) { fastest = other->us_per_unit; }
+    }
+    return fastest > 0 ? fastest : 1;
+}
+
+Status Dispatcher::Call::assign() {
+    std::map<Holder*, std::vector<Task>> chosen;
+    std::vector<Holder*> order;
+    std::vector<Task> waiting;
+    for (Task& task : todo_) {
+        Holder* holder = choose(task);
+        if (holder != nullptr) {
+            holder->load += units_of(task.positions.size());
+            if (!chosen.contains(holder)) { order.push_back(holder); }
+            chosen[holder].push_back(std::move(task));
+        } else if (d_.local_ != nullptr) {
+            local_.push_back(std::move(task));
+        } else {
+            waiting.push_back(std::move(task));
+        }
+    }
+    todo_ = std::move(waiting);
+    if (todo_.empty()) { waiting_since_ = now(); }
+    for (Holder* holder : order) { send_all(*holder, std::move(chosen[holder])); }
+    if (!todo_.empty() && now() - waiting_since_ > d_.options_.coverage_wait) {
+        return fail(ErrorKind::disconnected,
+                    "layer {}: no worker holds expert {} ({} experts lack one) and the coordinator does not compute "
+                    "experts itself; is a worker still loading, or gone? See `linkcpp status`",
+                    work_.layer, todo_.front().expert, todo_.size());
+    }
+    return {};
+}
+
+std::size_t Dispatcher::Call::bytes_for(std::size_t n_pairs) const {
+    const std::size_t n_rows = std::min<std::size_t>(n_pairs, work_.n_tokens);
+    return n_pairs * sizeof(wire::Pair) + n_rows * work_.n_embd * wire::bytes_per_value(row_type());
+}
+
+void Dispatcher::Call::send_all(Holder& holder, std::vector<Task> tasks) {
+    std::vector<Task> batch;
+    std::size_t n_pairs = 0;
+    const auto flush = [&] {
+        if (!batch.empty()) { send(holder, std::move(batch)); }
+        batch.clear();
+        n_pairs = 0;
+    };
+    for (Task& task : tasks) {
+        if (holder.link == nullptr) {  // lost while sending: back to the others
+            todo_.push_back(std::move(task));
+            continue;
+        }
+        const std::size_t more = n_pairs + task.positions.size();
+        if (bytes_for(more) > kRequestBytes || more > wire::kMaxPairs) { flush(); }
+        n_pairs += task.positions.size();
+        batch.push_back(std::move(task));
+    }
+    if (holder.link == nullptr) {
+        for (Task& task : batch) { todo_.push_back(std::move(task)); }
+        return;
+    }
+    flush();
+}
+
+void Dispatcher::Call::send(Holder& holder, std::vector<Task> tasks) {
+    Request request{.holder = &holder, .tasks = std::move(tasks), .sent = now()};
+    const std::vector<wire::Pair> pairs = list_pairs(request);
+    const Routes::Worker* route = d_.routes_->find(holder.id);
+    const wire::ComputeRequest header{.id = d_.next_request_++,
+                                      .model = d_.model_id_.prefix(),
+                                      .epoch = route != nullptr ? route->epoch : 0,
+                                      .layer = work_.layer,
+                                      .n_rows = static_cast<std::uint32_t>(request.tokens.size()),
+                                      .n_pairs = static_cast<std::uint32_t>(pairs.size()),
+                                      .n_embd = work_.n_embd,
+                                      .mode = mode_,
+                                      .row_type = row_type()};
+    const double expected_us = holder.us_per_unit * request.units;
+    const Duration patience =
+        holder.us_per_unit > 0 ? d_.options_.hang + std::chrono::microseconds(static_cast<long>(kSlack * expected_us))
+                               : std::max(d_.options_.hang_unmeasured, d_.options_.hang);
+    // Requests wait in line behind those that were sent before them.
+    request.deadline = std::max(now(), holder.in_flight > 0 ? holder.deadline : TimePoint{}) + patience;
+    holder.deadline = request.deadline;
+    ++holder.in_flight;
+    ++d_.stats_.requests;
+    const Request& queued = requests_.emplace(header.id, std::move(request)).first->second;
+    if (const Status status = write(*holder.link, header, pairs, queued.tokens); !status) {
+        lose(holder, status.error());
+    }
+}
+
+Status Dispatcher::Call::write(net::Link& link, const wire::ComputeRequest& header, std::span<const wire::Pair> pairs,
+                               std::span<const std::uint32_t> tokens) {
+    const bool all = tokens.size() == work_.n_tokens && work_.h_stride == work_.n_embd;
+    if (all && header.row_type == wire::RowType::f32) {
+        // As they lie in llama.cpp's tensor: no copy but the kernel's.
+        d_.head_.resize(header.payload_bytes() - header.n_rows * header.row_bytes());
+        wire::encode(header, pairs, d_.head_);
+        const std::span rows(work_.h, std::size_t{work_.n_tokens} * work_.n_embd);
+        return link.send(wire::FrameType::compute_request, {d_.head_, std::as_bytes(rows)});
+    }
+    LINKCPP_TRY(const std::span<std::byte> place,
+                link.append(wire::FrameType::compute_request, header.payload_bytes()));
+    copy_rows(tokens, header, wire::encode(header, pairs, place));
+    return link.flush();
+}
+
+std::vector<wire::Pair> Dispatcher::Call::list_pairs(Request& request) const {
+    std::vector<std::uint16_t> experts;
+    for (const Task& task : request.tasks) {
+        request.units += units_of(task.positions.size());
+        request.positions.insert(request.positions.end(), task.positions.begin(), task.positions.end());
+        experts.insert(experts.end(), task.positions.size(), task.expert);
+    }
+    if (request.positions.size() <= kTokenOrderPairs) {
+        std::vector<std::pair<std::uint32_t, std::uint16_t>> entries;
+        for (std::size_t i = 0; i < experts.size(); ++i) { entries.emplace_back(request.positions[i], experts[i]); }
+        std::ranges::sort(entries);
+        for (std::size_t i = 0; i < experts.size(); ++i) { std::tie(request.positions[i], experts[i]) = entries[i]; }
+    }
+    std::vector<std::int32_t> row_of(work_.n_tokens, -1);
+    std::size_t n_needed = 0;
+    for (const std::uint32_t position : request.positions) {
+        n_needed += row_of[position / work_.n_used] < 0 ? 1 : 0;
+        row_of[position / work_.n_used] = 0;
+    }
+    // Where nearly all rows are needed, all go: to pick out a few costs more than to send them.
+    const bool all = mode_ == wire::Mode::exact && n_needed >= work_.n_tokens - work_.n_tokens / 16 &&
+                     experts.size() >= work_.n_tokens;
+    for (std::uint32_t token = 0; token < work_.n_tokens; ++token) {
+        if (!all && row_of[token] < 0) { continue; }
+        row_of[token] = static_cast<std::int32_t>(request.tokens.size());
+        request.tokens.push_back(token);
+    }
+    std::vector<wire::Pair> pairs;
+    pairs.reserve(experts.size());
+    for (std::size_t i = 0; i < experts.size(); ++i) {
+        const std::uint32_t token = request.positions[i] / work_.n_used;
+        const std::uint32_t slot = request.positions[i] % work_.n_used;
+        const float weight = mode_ == wire::Mode::partial ? work_.weights[token * work_.weights_stride + slot] : 0.0f;
+        pairs.push_back({static_cast<std::uint16_t>(row_of[token]), experts[i], weight});
+    }
+    return pairs;
+}
+
+void Dispatcher::Call::copy_rows(std::span<const std::uint32_t> tokens, const wire::ComputeRequest& header,
+                                 std::span<std::byte> to) const {
+    for (const std::uint32_t token : tokens) {
+        const float* row = work_.h + token * work_.h_stride;
+        if (header.row_type == wire::RowType::f32) {
+            std::memcpy(to.data(), row, header.row_bytes());
+        } else {
+            expert::floats_to_halves({row, work_.n_embd}, to.first(header.row_bytes()));
+        }
+        to = to.subspan(header.row_bytes());
+    }
+}
+
+void Dispatcher::Call::lose(Holder& holder, const Error& error) {
+    log_warn("worker {}: {}; its work goes to others", holder.name, error.message);
+    holder.link.reset();
+    holder.in_flight = 0;
+    for (auto it = requests_.begin(); it != requests_.end();) {
+        if (it->second.holder != &holder) {
+            ++it;
+            continue;
+        }
+        give_back(it->second, nullptr);
+        it = requests_.erase(it);
+    }
+}
+
+void Dispatcher::Call::give_back(Request& request, const Holder* refused_by) {
+    for (Task& task : request.tasks) {
+        d_.stats_.retries += task.positions.size();
+        if (refused_by != nullptr) { task.failed.push_back(refused_by); }
+        todo_.push_back(std::move(task));
+    }
+}
+
+Status Dispatcher::Call::compute_local() {
+    std::vector<Task> tasks = std::move(local_);
+    local_.clear();
+    for (const Task& task : tasks) {
+        std::vector<float> rows(task.positions.size() * work_.n_embd);
+        std::vector<float> results(rows.size());
+        std::vector<expert::Pair> pairs(task.positions.size());
+        for (std::size_t i = 0; i < pairs.size(); ++i) {
+            const std::uint32_t token = task.positions[i] / work_.n_used;
+            std::copy_n(work_.h + token * work_.h_stride, work_.n_embd, rows.data() + i * work_.n_embd);
+            pairs[i] = {static_cast<std::uint16_t>(i), task.expert, 0};
+        }
+        LINKCPP_CHECK(d_.local_->compute_rows(work_.layer, rows, pairs, results));
+        for (std::size_t i = 0; i < pairs.size(); ++i) {
+            deliver(task.positions[i], reinterpret_cast<const std::byte*>(results.data() + i * work_.n_embd));
+        }
+        d_.stats_.pairs += pairs.size();
+        d_.stats_.local_pairs += pairs.size();
+        LINKCPP_CHECK(progress(0ns));
+    }
+    return {};
+}
+
+void Dispatcher::Call::deliver(std::uint32_t position, const std::byte* row) {
+    if (mode_ == wire::Mode::exact) {
+        std::memcpy(out_.data() + std::size_t{position} * work_.n_embd, row, std::size_t{work_.n_embd} * sizeof(float));
+        return;
+    }
+    const std::uint32_t token = position / work_.n_used;
+    const float weight = work_.weights[token * work_.weights_stride + position % work_.n_used];
+    add_weighted(out_.subspan(std::size_t{token} * work_.n_embd, work_.n_embd), reinterpret_cast<const float*>(row),
+                 weight);
+}
+
+Status Dispatcher::Call::await() {
+    TimePoint deadline = now() + 1h;
+    for (const auto& [id, request] : requests_) { deadline = std::min(deadline, request.deadline); }
+    if (!todo_.empty()) { deadline = std::min(deadline, now() + 20ms); }
+    return progress(deadline - now());
+}
+
+Status Dispatcher::Call::progress(Duration timeout) {
+    std::vector<pollfd> entries;
+    std::vector<Holder*> holders;
+    for (const auto& holder : d_.holders_) {
+        if (holder->link == nullptr || (holder->in_flight == 0 && holder->link->idle())) { continue; }
+        entries.push_back({holder->link->fd(), holder->link->events(), 0});
+        holders.push_back(holder.get());
+    }
+    if (entries.empty() && timeout <= 0ns) { return {}; }
+    ::poll(entries.data(), entries.size(), to_poll_ms(timeout));
+    for (std::size_t i = 0; i < holders.size(); ++i) {
+        if (entries[i].revents == 0) { continue; }
+        if (const Status status = serve(*holders[i]); !status) { lose(*holders[i], status.error()); }
+    }
+    declare_hung();
+    return {};
+}
+
+Status Dispatcher::Call::serve(Holder& holder) {
+    LINKCPP_CHECK(holder.link->flush());
+    while (holder.in_flight > 0) {
+        LINKCPP_TRY(const std::optional<net::Frame> frame, holder.link->receive());
+        if (!frame) { return {}; }
+        if (frame->type == wire::FrameType::control) { continue; }
+        if (frame->type != wire::FrameType::compute_answer) {
+            return fail(ErrorKind::corrupt, "sent a request where answers are expected");
+        }
+        LINKCPP_TRY(const wire::DecodedAnswer answer, wire::decode_compute_answer(frame->payload));
+        LINKCPP_CHECK(take(holder, answer));
+    }
+    return {};
+}
+
+Status Dispatcher::Call::take(Holder& holder, const wire::DecodedAnswer& answer) {
+    const wire::ComputeAnswer& header = answer.header;
+    const auto found = requests_.find(header.id);
+    if (found == requests_.end() || found->second.holder != &holder) {
+        ++d_.stats_.late;
+        return {};
+    }
+    Request& request = found->second;
+    if (header.outcome != wire::Outcome::done) {
+        log_warn("worker {}: {} (layer {}); its work goes to others", holder.name, to_string(header.outcome),
+                 work_.layer);
+        give_back(request, &holder);
+        finish(holder, found);
+        return {};
+    }
+    const std::size_t expected = n_rows_of(request) - request.received;
+    if (header.n_rows == 0 || header.n_rows > expected || header.first != request.received ||
+        header.n_embd != work_.n_embd || header.row_type != row_type()) {
+        return fail(ErrorKind::corrupt, "expected at most {} rows of {} from {} on, got {} of {} from {} on", expected,
+                    work_.n_embd, request.received, header.n_rows, header.n_embd, header.first);
+    }
+    take_rows(request, answer);
+    request.compute_us += header.compute_us;
+    d_.stats_.compute_us += header.compute_us;
+    if (header.n_rows < expected) {
+        request.deadline = std::max(request.deadline, now() + d_.options_.hang);  // it is at work
+        return {};
+    }
+    d_.stats_.pairs += request.positions.size();
+    const double us_per_unit = std::max(1.0, static_cast<double>(request.compute_us)) / request.units;
+    holder.us_per_unit =
+        holder.us_per_unit == 0 ? us_per_unit : (1 - kSmoothing) * holder.us_per_unit + kSmoothing * us_per_unit;
+    if (mode_ == wire::Mode::partial) {
+        partial_.push_back({request.tasks.front().expert, std::move(request.tokens), std::move(request.sums)});
+    }
+    finish(holder, found);
+    return {};
+}
+
+std::size_t Dispatcher::Call::n_rows_of(const Request& request) const {
+    return mode_ == wire::Mode::exact ? request.positions.size() : request.tokens.size();
+}
+
+void Dispatcher::Call::finish(Holder& holder, std::map<std::uint64_t, Request>::iterator request) {
+    requests_.erase(request);
+    --holder.in_flight;
+}
+
+void Dispatcher::Call::take_rows(Request& request, const wire::DecodedAnswer& answer) {
+    const std::size_t row_bytes = answer.rows.size() / answer.header.n_rows;
+    if (mode_ == wire::Mode::exact) {
+        for (std::size_t i = 0; i < answer.header.n_rows; ++i) {
+            deliver(request.positions[request.received + i], answer.rows.data() + i * row_bytes);
+        }
+    } else {
+        request.sums.resize(request.tokens.size() * work_.n_embd);
+        const std::span<float> place =
+            std::span(request.sums).subspan(request.received * work_.n_embd, answer.header.n_rows * work_.n_embd);
+        if (answer.header.row_type == wire::RowType::f32) {
+            std::memcpy(place.data(), answer.rows.data(), answer.rows.size());
+        } else {
+            expert::halves_to_floats(answer.rows, place);
+        }
+    }
+    request.received += answer.header.n_rows;
+}
+
+void Dispatcher::Call::add_partial_sums() {
+    std::ranges::sort(partial_, {}, &PartialSums::first_expert);
+    for (const PartialSums& sums : partial_) {
+        for (std::size_t i = 0; i < sums.tokens.size(); ++i) {
+            add_weighted(out_.subspan(std::size_t{sums.tokens[i]} * work_.n_embd, work_.n_embd),
+                         sums.rows.data() + i * work_.n_embd, 1.0f);
+        }
+    }
+}
+
+void Dispatcher::Call::declare_hung() {
+    const TimePoint time = now();
+    for (const auto& holder : d_.holders_) {
+        if (holder->link == nullptr || holder->in_flight == 0) { continue; }
+        for (const auto& [id, request] : requests_) {
+            if (request.holder != holder.get() || time < request.deadline) { continue; }
+            lose(*holder, {ErrorKind::timeout, fmt::format("no answer within {:.2f} s, taken to be hung",
+                                                           to_seconds(time - request.sent))});
+            break;
+        }
+    }
+}
+
+}  // namespace linkcpp::coordinator

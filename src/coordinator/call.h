@@ -1,0 +1,88 @@
+// One layer's dispatch: what the dispatcher does between being asked and answering. On llama.cpp's calling thread
+// alone; call.cpp holds how pairs are shared out, sent, taken back from holders that fail, and put together.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "coordinator/dispatcher.h"
+
+namespace linkcpp::coordinator {
+
+class Dispatcher::Call {
+  public:
+    Call(Dispatcher& owner, const Work& work, wire::Mode mode, std::span<float> out)
+        : d_(owner), work_(work), mode_(mode), out_(out) {}
+    // Holders keep no request of a call that is over.
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+    // Errors: disconnected (nobody can compute an expert), invalid (what the graph asks for is not in the model).
+    Status run();
+
+  private:
+    // ---- from pairs to requests
+    Status check_sizes() const;
+    // The pairs, expert by expert, those with the most work first.
+    Status make_tasks();
+    // The holder that would finish a task first; in partial mode by load alone, so that the groups that are summed
+    // together follow from the placement and never from timing.
+    Holder* choose(const Task& task) const;
+    // Microseconds a unit; an unmeasured holder is taken to be as fast as the fastest.
+    double speed_of(const Holder& holder) const;
+    Status assign();
+    // At most: tokens that several pairs share are sent once.
+    std::size_t bytes_for(std::size_t n_pairs) const;
+    wire::RowType row_type() const { return mode_ == wire::Mode::partial ? d_.options_.row_type : wire::RowType::f32; }
+    void send_all(Holder& holder, std::vector<Task> tasks);
+    void send(Holder& holder, std::vector<Task> tasks);
+    Status write(net::Link& link, const wire::ComputeRequest& header, std::span<const wire::Pair> pairs,
+                 std::span<const std::uint32_t> tokens);
+    // The pairs of the request's tasks in the order in which they are sent; fills in its positions, tokens and units.
+    std::vector<wire::Pair> list_pairs(Request& request) const;
+    void copy_rows(std::span<const std::uint32_t> tokens, const wire::ComputeRequest& header,
+                   std::span<std::byte> to) const;
+
+    // ---- what goes wrong
+    // The holder's link is given up; what it had goes back to be assigned anew.
+    void lose(Holder& holder, const Error& error);
+    void give_back(Request& request, const Holder* refused_by);
+    void declare_hung();
+
+    // ---- from answers to the result
+    Status compute_local();
+    // One pair's row has come: in exact mode to its place, in partial mode into the token's sum.
+    void deliver(std::uint32_t position, const std::byte* row);
+    Status await();
+    // Writes and reads what is ready, waiting at most `timeout` for the first of it.
+    Status progress(Duration timeout);
+    Status serve(Holder& holder);
+    Status take(Holder& holder, const wire::DecodedAnswer& answer);
+    std::size_t n_rows_of(const Request& request) const;
+    void finish(Holder& holder, std::map<std::uint64_t, Request>::iterator request);
+    void take_rows(Request& request, const wire::DecodedAnswer& answer);
+    // Partial sums are added when all are there, in an order that does not depend on who was first.
+    void add_partial_sums();
+
+    struct PartialSums {
+        std::uint16_t first_expert;
+        std::vector<std::uint32_t> tokens;
+        RawFloats rows;
+    };
+
+    Dispatcher& d_;
+    const Work& work_;
+    wire::Mode mode_;
+    std::span<float> out_;
+    std::size_t layer_ = 0;
+    std::vector<Task> todo_;   // not assigned
+    std::vector<Task> local_;  // to be computed here
+    std::map<std::uint64_t, Request> requests_;
+    std::vector<PartialSums> partial_;
+    TimePoint waiting_since_{};
+};
+
+}  // namespace linkcpp::coordinator

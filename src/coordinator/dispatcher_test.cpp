@@ -1,0 +1,366 @@
+#include "coordinator/dispatcher.h"
+
+#include <atomic>
+#include <functional>
+#include <random>
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include "net/socket.h"
+#include "net/wakeup.h"
+#include "wire/frame.h"
+
+namespace linkcpp::coordinator {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr std::uint32_t kEmbd = 8;
+constexpr std::uint32_t kExperts = 6;
+constexpr std::uint32_t kUsed = 2;
+constexpr std::uint32_t kLayer = 3;
+
+// The experts of these tests: y = h × (expert + 1). Sums of a few such numbers are exact.
+float expert_times(std::uint16_t expert) {
+    return static_cast<float>(expert + 1);
+}
+
+struct Request {
+    wire::ComputeRequest header;
+    std::vector<wire::Pair> pairs;
+    std::vector<float> rows;
+};
+
+// The far end of a data link: a thread that answers requests as `behave` says.
+class Peer {
+  public:
+    using Behaviour = std::function<Status(net::Link&, const Request&)>;
+
+    Peer(UniqueFd fd, Behaviour behave) : link_(net::Link::plain(std::move(fd), "coordinator")) {
+        link_->set_limit(wire::kMaxComputeBytes);
+        thread_ = std::jthread([this, behave = std::move(behave)](const std::stop_token& stop) {
+            while (!stop.stop_requested() && serve(behave)) {
+                std::array<pollfd, 2> entries{pollfd{link_->fd(), link_->events(), 0}, pollfd{wake_.fd(), POLLIN, 0}};
+                ::poll(entries.data(), entries.size(), -1);
+            }
+            link_.reset();
+        });
+    }
+    ~Peer() {
+        thread_.request_stop();
+        wake_.signal();
+    }
+
+    std::atomic<int> n_requests{0};
+
+  private:
+    // Answers what is there; false: hang up.
+    bool serve(const Behaviour& behave) {
+        if (!link_->flush()) { return false; }
+        while (true) {
+            const auto frame = link_->receive();
+            if (!frame) { return false; }
+            if (!*frame) { return true; }
+            ++n_requests;
+            if (!behave(*link_, decode((*frame)->payload))) { return false; }
+        }
+    }
+
+    static Request decode(ByteView payload) {
+        const wire::DecodedRequest decoded = wire::decode_compute_request(payload).value();
+        Request request{decoded.header, {}, std::vector<float>(decoded.rows.size() / sizeof(float))};
+        for (std::size_t i = 0; i < decoded.header.n_pairs; ++i) { request.pairs.push_back(decoded.pair(i)); }
+        std::memcpy(request.rows.data(), decoded.rows.data(), decoded.rows.size());
+        return request;
+    }
+
+    net::Wakeup wake_;
+    std::unique_ptr<net::Link> link_;
+    std::jthread thread_;
+};
+
+std::vector<float> results_of(const Request& request) {
+    std::vector<float> rows;
+    if (request.header.mode == wire::Mode::partial) { rows.resize(request.rows.size()); }
+    for (const wire::Pair& pair : request.pairs) {
+        for (std::uint32_t i = 0; i < kEmbd; ++i) {
+            const float y = request.rows[pair.row * kEmbd + i] * expert_times(pair.expert);
+            if (request.header.mode == wire::Mode::exact) {
+                rows.push_back(y);
+            } else {
+                rows[pair.row * kEmbd + i] += y * pair.weight;
+            }
+        }
+    }
+    return rows;
+}
+
+Status send_answer(net::Link& link, const wire::ComputeAnswer& header, std::span<const float> rows) {
+    std::array<std::byte, wire::ComputeAnswer::kHeaderBytes> head{};
+    wire::encode(header, head);
+    return link.send(wire::FrameType::compute_answer, {head, std::as_bytes(rows)});
+}
+
+// Answers in parts of `n_rows` rows.
+Status answer_in_parts(net::Link& link, const Request& request, std::uint32_t n_rows) {
+    const std::vector<float> rows = results_of(request);
+    std::uint32_t first = 0;
+    for (std::span<const float> left = rows; !left.empty();) {
+        const auto part = left.first(std::min<std::size_t>(left.size(), n_rows * kEmbd));
+        const auto n = static_cast<std::uint32_t>(part.size() / kEmbd);
+        LINKCPP_CHECK(send_answer(
+            link, {.id = request.header.id, .n_rows = n, .n_embd = kEmbd, .compute_us = 5, .first = first}, part));
+        first += n;
+        left = left.subspan(part.size());
+    }
+    return {};
+}
+
+Status honest(net::Link& link, const Request& request) {
+    return answer_in_parts(link, request, 1u << 20);
+}
+
+Status refuse(net::Link& link, const Request& request) {
+    return send_answer(link,
+                       {.id = request.header.id,
+                        .outcome = wire::Outcome::overloaded,
+                        .row_type = request.header.row_type,
+                        .n_embd = kEmbd},
+                       {});
+}
+
+Status silent(net::Link& /*link*/, const Request& /*request*/) {
+    return {};
+}
+
+Status hang_up(net::Link& /*link*/, const Request& /*request*/) {
+    return fail(ErrorKind::failed, "gone");
+}
+
+class DispatcherTest : public testing::Test {
+  protected:
+    void make(DispatchOptions options) {
+        auto manifest = std::make_shared<model::Manifest>();
+        model::MoeLayer layer;
+        layer.layer = kLayer;
+        layer.n_expert = kExperts;
+        layer.n_embd = kEmbd;
+        manifest->model.layers.push_back(layer);
+        manifest_ = manifest;
+        options.hang = 100ms;
+        options.hang_unmeasured = 200ms;
+        options.coverage_wait = 100ms;
+        dispatcher_ = std::make_unique<Dispatcher>(options);
+        dispatcher_->set_manifest(manifest_, {});
+    }
+
+    // A worker that holds `experts`.
+    Peer& add(const std::vector<std::uint16_t>& experts, Peer::Behaviour behave) {
+        const std::string name = "worker-" + std::to_string(peers_.size());
+        auto route = std::make_unique<wire::fb::RouteT>();
+        route->worker = route->name = name;
+        route->slices = wire::encode_slices({{kLayer, experts}});
+        routes_.workers.push_back(std::move(route));
+        dispatcher_->set_routes(std::make_shared<const Routes>(make_routes(routes_, manifest_->model).value()));
+        auto fds = net::socket_pair().value();
+        peers_.push_back(std::make_unique<Peer>(std::move(fds.second), std::move(behave)));
+        dispatcher_->add_link(name, net::Link::plain(std::move(fds.first), name));
+        return *peers_.back();
+    }
+
+    // Random tokens through random experts. True when every pair's row, or every token's sum, is right.
+    testing::AssertionResult works(std::uint32_t n_tokens, wire::Mode mode = wire::Mode::exact) {
+        std::vector<float> h(std::size_t{n_tokens} * kEmbd);
+        std::vector<std::int32_t> ids(std::size_t{n_tokens} * kUsed);
+        std::vector<float> weights(ids.size());
+        for (float& x : h) { x = static_cast<float>(random_() % 100); }
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            ids[i] = static_cast<std::int32_t>((random_() % 3 * 2 + i) % kExperts);
+            weights[i] = 0.25f * static_cast<float>(1 + random_() % 4);
+        }
+        const Work work{.layer = kLayer,
+                        .n_embd = kEmbd,
+                        .n_tokens = n_tokens,
+                        .n_used = kUsed,
+                        .h = h.data(),
+                        .h_stride = kEmbd,
+                        .ids = ids.data(),
+                        .ids_stride = kUsed,
+                        .weights = weights.data(),
+                        .weights_stride = kUsed,
+                        .n_summed = kUsed};
+        const bool exact = mode == wire::Mode::exact;
+        std::vector<float> expected(exact ? h.size() * kUsed : h.size());
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            const float times = expert_times(static_cast<std::uint16_t>(ids[i]));
+            for (std::size_t j = 0; j < kEmbd; ++j) {
+                const float y = h[i / kUsed * kEmbd + j] * times;
+                if (exact) {
+                    expected[i * kEmbd + j] = y;
+                } else {
+                    expected[i / kUsed * kEmbd + j] += y * weights[i];
+                }
+            }
+        }
+        std::vector<float> out(expected.size(), -1);
+        const Status status = exact ? dispatcher_->compute_rows(work, out) : dispatcher_->compute_sums(work, out);
+        if (!status) { return testing::AssertionFailure() << status.error().message; }
+        return out == expected ? testing::AssertionSuccess() : testing::AssertionFailure() << "other numbers";
+    }
+
+    std::mt19937 random_{1};
+    std::shared_ptr<const model::Manifest> manifest_;
+    wire::fb::RoutesT routes_;
+    std::unique_ptr<Dispatcher> dispatcher_;
+    std::vector<std::unique_ptr<Peer>> peers_;
+};
+
+const std::vector<std::uint16_t> kAll{0, 1, 2, 3, 4, 5};
+
+TEST_F(DispatcherTest, every_pair_comes_from_a_holder_and_lands_in_its_place) {
+    make({});
+    add({0, 1, 2}, honest);
+    add({3, 4}, honest);
+    add({4, 5}, honest);
+    std::size_t missing = 1;
+    EXPECT_TRUE(dispatcher_->covered(&missing));
+    EXPECT_EQ(missing, 0u);
+    std::uint64_t pairs = 0;
+    for (const std::uint32_t n : {1u, 2u, 7u, 16u, 17u, 300u}) {
+        EXPECT_TRUE(works(n)) << n;
+        pairs += n * kUsed;
+    }
+    EXPECT_EQ(dispatcher_->stats().pairs, pairs);
+    EXPECT_EQ(dispatcher_->stats().retries, 0u);
+}
+
+TEST_F(DispatcherTest, partial_sums_are_added_up) {
+    make({.mode = wire::Mode::partial});
+    add({0, 2, 4}, honest);
+    add({1, 3, 5}, [](net::Link& link, const Request& request) { return answer_in_parts(link, request, 1); });
+    for (const std::uint32_t n : {1u, 5u, 100u}) { EXPECT_TRUE(works(n, wire::Mode::partial)) << n; }
+}
+
+TEST_F(DispatcherTest, answers_in_parts_are_put_together) {
+    for (const std::uint32_t n_rows : {1u, 3u, 10u}) {
+        make({});
+        routes_ = {};
+        add(kAll, [n_rows](net::Link& link, const Request& request) { return answer_in_parts(link, request, n_rows); });
+        EXPECT_TRUE(works(60)) << n_rows;
+    }
+}
+
+TEST_F(DispatcherTest, a_holder_that_fails_costs_a_resend_and_no_number) {
+    const auto dies_half_way = [](net::Link& link, const Request& request) -> Status {
+        const std::vector<float> rows = results_of(request);
+        LINKCPP_CHECK(
+            send_answer(link, {.id = request.header.id, .n_rows = 1, .n_embd = kEmbd}, std::span(rows).first(kEmbd)));
+        return fail(ErrorKind::failed, "gone");
+    };
+    const std::vector<std::pair<const char*, Peer::Behaviour>> failures{
+        {"hangs up", hang_up}, {"refuses", refuse}, {"is silent", silent}, {"dies half-way", dies_half_way}};
+    for (const auto& [what, behave] : failures) {
+        make({});
+        routes_ = {};
+        add(kAll, behave);
+        Peer& other = add(kAll, honest);
+        EXPECT_TRUE(works(40)) << what;
+        EXPECT_GT(dispatcher_->stats().retries, 0u) << what;
+        EXPECT_GE(other.n_requests, 1) << what;
+        EXPECT_TRUE(works(1)) << what;
+    }
+}
+
+TEST_F(DispatcherTest, an_answer_that_contradicts_its_request_costs_the_peer_its_link) {
+    const auto with = [](auto change) {
+        return [change](net::Link& link, const Request& request) -> Status {
+            wire::ComputeAnswer header{.id = request.header.id, .n_rows = request.header.n_pairs, .n_embd = kEmbd};
+            std::vector<float> rows = results_of(request);
+            change(header);
+            rows.resize(std::size_t{header.n_rows} * header.n_embd * bytes_per_value(header.row_type) / sizeof(float));
+            return send_answer(link, header, rows);
+        };
+    };
+    using Answer = wire::ComputeAnswer;
+    const std::vector<std::pair<const char*, Peer::Behaviour>> lies{
+        {"too many rows", with([](Answer& a) { ++a.n_rows; })},
+        {"no rows", with([](Answer& a) { a.n_rows = 0; })},
+        {"a part out of order", with([](Answer& a) {
+             a.n_rows -= 1;
+             a.first = 1;
+         })},
+        {"rows of another length", with([](Answer& a) { a.n_embd *= 2; })},
+        {"another type of rows", with([](Answer& a) { a.row_type = wire::RowType::f16; })},
+    };
+    for (const auto& [what, behave] : lies) {
+        make({});
+        routes_ = {};
+        Peer& liar = add(kAll, behave);
+        add(kAll, honest);
+        EXPECT_TRUE(works(20)) << what;
+        EXPECT_TRUE(works(20)) << what;
+        EXPECT_EQ(liar.n_requests, 1) << what;
+    }
+}
+
+TEST_F(DispatcherTest, answers_that_nobody_waits_for_are_dropped_and_counted) {
+    make({});
+    add(kAll, [](net::Link& link, const Request& request) -> Status {
+        Request stale = request;
+        stale.header.id += 1000;
+        LINKCPP_CHECK(honest(link, stale));
+        return honest(link, request);
+    });
+    EXPECT_TRUE(works(3));
+    EXPECT_EQ(dispatcher_->stats().late, 1u);
+}
+
+TEST_F(DispatcherTest, without_a_holder_the_call_fails_within_its_time_and_the_next_one_works) {
+    make({});
+    add({0, 1, 2, 3, 4}, honest);
+    std::size_t missing = 0;
+    EXPECT_FALSE(dispatcher_->covered(&missing));
+    EXPECT_EQ(missing, 1u);
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_FALSE(works(50));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+    EXPECT_EQ(dispatcher_->stats().failures, 1u);
+    add({5}, honest);
+    EXPECT_TRUE(works(50));
+}
+
+TEST_F(DispatcherTest, what_the_model_does_not_have_is_refused) {
+    make({});
+    add(kAll, honest);
+    const std::vector<float> h(kEmbd);
+    std::vector<float> out(kEmbd);
+    Work work{.layer = kLayer, .n_embd = kEmbd, .n_tokens = 1, .n_used = 1, .h = h.data(), .h_stride = kEmbd};
+    for (const std::int32_t id : {-1, static_cast<std::int32_t>(kExperts), 1 << 30}) {
+        work.ids = &id;
+        work.ids_stride = 1;
+        EXPECT_EQ(dispatcher_->compute_rows(work, out).error().kind, ErrorKind::invalid);
+    }
+    const std::int32_t id = 0;
+    work.ids = &id;
+    work.layer = 99;
+    EXPECT_EQ(dispatcher_->compute_rows(work, out).error().kind, ErrorKind::invalid);
+    work.layer = kLayer;
+    work.n_tokens = 1u << 17;
+    EXPECT_EQ(dispatcher_->compute_rows(work, out).error().kind, ErrorKind::invalid);
+}
+
+TEST_F(DispatcherTest, a_worker_that_comes_back_is_used_again) {
+    make({});
+    Peer& first = add(kAll, hang_up);
+    EXPECT_FALSE(works(2));
+    EXPECT_EQ(first.n_requests, 1);
+    auto fds = net::socket_pair().value();
+    peers_.push_back(std::make_unique<Peer>(std::move(fds.second), honest));
+    dispatcher_->add_link("worker-0", net::Link::plain(std::move(fds.first), "worker-0"));
+    EXPECT_TRUE(works(2));
+}
+
+}  // namespace
+}  // namespace linkcpp::coordinator
