@@ -147,14 +147,14 @@ Ends make_end(Kind kind, UniqueFd fd, const net::Identity& own, const net::Ident
     std::vector<std::uint16_t> experts(layer.n_expert);
     for (std::size_t i = 0; i < experts.size(); ++i) { experts[i] = static_cast<std::uint16_t>(i); }
     Bytes slice;
-    const Status held = engine->hold(layer, experts, [&](std::uint32_t, std::uint32_t e) -> Result<ByteView> {
-        slice = must(model::read_slice(file, layer, e));
-        return slice;
-    });
+    const Status held =
+        engine->hold(model_id.prefix(), layer, experts, [&](std::uint32_t, std::uint32_t e) -> Result<ByteView> {
+            slice = must(model::read_slice(file, layer, e));
+            return slice;
+        });
     if (!held) { std::exit(1); }
     Ends end = make_end(kind, std::move(fd), own, other, true);
     worker::Server server(*engine);
-    server.set_model(model_id);
     server.add(std::move(end.link), std::make_shared<std::atomic<bool>>(true));
     pollfd closed{server.on_closed().fd(), POLLIN, 0};
     ::poll(&closed, 1, -1);

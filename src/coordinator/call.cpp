@@ -437,7 +437,8 @@ void Dispatcher::Call::take_rows(Request& request, const wire::DecodedAnswer& an
     } else {
         request.sums.resize(request.tokens.size() * work_.n_embd);
         const std::span<float> place =
-            std::span(request.sums).subspan(request.received * work_.n_embd, answer.header.n_rows * work_.n_embd);
+            std::span(request.sums)
+                .subspan(request.received * work_.n_embd, std::size_t{answer.header.n_rows} * work_.n_embd);
         if (answer.header.row_type == wire::RowType::f32) {
             std::memcpy(place.data(), answer.rows.data(), answer.rows.size());
         } else {

@@ -41,7 +41,7 @@ Result<std::vector<ByteView>> LocalExperts::tensors(const model::MoeLayer& layer
 Status LocalExperts::hold(const model::MoeLayer& layer) {
     if (held_.contains(layer.layer)) { return {}; }
     LINKCPP_TRY(const std::vector<ByteView> data, tensors(layer));
-    LINKCPP_CHECK(engine_->hold_mapped(layer, data));
+    LINKCPP_CHECK(engine_->hold_mapped(0, layer, data));
     held_.insert(layer.layer);
     return {};
 }
@@ -68,7 +68,7 @@ Status LocalExperts::compute_rows(std::uint32_t layer, std::span<const float> ro
     if (described == nullptr) { return fail(ErrorKind::not_found, "layer {} has no routed experts", layer); }
     LINKCPP_CHECK(hold(*described));
     for (const expert::Pair& pair : pairs) { LINKCPP_CHECK(verify(*described, pair.expert)); }
-    return engine_->compute_rows(layer, rows, pairs, out);
+    return engine_->compute_rows({0, layer, described->n_embd, rows, pairs}, out);
 }
 
 }  // namespace linkcpp::coordinator

@@ -75,6 +75,7 @@ struct Engine::Graph {
 };
 
 struct Engine::Layer {
+    std::uint64_t model = 0;
     MoeLayer layer;
     std::vector<std::int32_t> local;  // the model's expert id → position in the tensors, -1: not held
     ggml_context_ptr context;
@@ -172,12 +173,14 @@ Status Engine::make_tensors(Layer& held, std::uint32_t n_local, std::span<const 
     return {};
 }
 
-Status Engine::hold(const MoeLayer& layer, std::span<const std::uint16_t> experts, const SliceSource& source) {
-    if (experts.empty()) {
-        put(layer.layer, nullptr);
-        return {};
-    }
+void Engine::drop(std::uint32_t layer) {
+    put(layer, nullptr);
+}
+
+Status Engine::hold(std::uint64_t model, const MoeLayer& layer, std::span<const std::uint16_t> experts,
+                    const SliceSource& source) {
     auto held = std::make_shared<Layer>();
+    held->model = model;
     held->layer = layer;
     held->local.assign(layer.n_expert, -1);
     for (std::size_t i = 0; i < experts.size(); ++i) {
@@ -204,11 +207,12 @@ Status Engine::hold(const MoeLayer& layer, std::span<const std::uint16_t> expert
     return {};
 }
 
-Status Engine::hold_mapped(const MoeLayer& layer, std::span<const ByteView> data) {
+Status Engine::hold_mapped(std::uint64_t model, const MoeLayer& layer, std::span<const ByteView> data) {
     if (!host_memory_ || data.size() != layer.tensors.size()) {
         return fail(ErrorKind::unsupported, "device {}: cannot compute from mapped memory", device_.name);
     }
     auto held = std::make_shared<Layer>();
+    held->model = model;
     held->layer = layer;
     held->local.resize(layer.n_expert);
     for (std::size_t e = 0; e < held->local.size(); ++e) { held->local[e] = static_cast<std::int32_t>(e); }
@@ -247,11 +251,6 @@ std::uint64_t Engine::shard_bytes() const {
     std::uint64_t bytes = 0;
     for (const auto& [number, held] : layers_) { bytes += held->bytes; }
     return bytes;
-}
-
-std::uint32_t Engine::n_embd(std::uint32_t layer) const {
-    const auto held = find(layer);
-    return held ? held->layer.n_embd : 0;
 }
 
 Status Engine::build(Graph& graph, Layer& held, std::uint32_t n_used, std::uint32_t n_rows, Arena& arena) {
@@ -372,56 +371,65 @@ std::size_t Engine::end_of_stretch(const Layer& held, std::span<const Pair> pair
     return end;
 }
 
-Status Engine::compute(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
-                       const RowSink& sink) {
-    const auto held = find(layer);
-    if (!held) { return fail(ErrorKind::not_found, "layer {} is not held", layer); }
-    const std::size_t n_embd = held->layer.n_embd;
-    const std::size_t n_rows = rows.size() / n_embd;
-    if (n_rows == 0 || rows.size() % n_embd != 0 || pairs.empty()) {
-        return fail(ErrorKind::invalid, "layer {}: {} numbers do not make rows of {}", layer, rows.size(), n_embd);
+Status Engine::check(const Layer& held, const Batch& batch) {
+    const std::uint32_t layer = batch.layer;
+    if (held.model != batch.model) {
+        return fail(ErrorKind::unsupported, "layer {}: it is held of another model than {:016x}", layer, batch.model);
     }
-    for (std::size_t i = 0; i < pairs.size(); ++i) {
-        const Pair& pair = pairs[i];
+    const std::size_t n_embd = held.layer.n_embd;
+    const std::size_t n_rows = batch.rows.size() / n_embd;
+    if (batch.n_embd != n_embd || n_rows == 0 || batch.rows.size() % n_embd != 0 || batch.pairs.empty()) {
+        return fail(ErrorKind::invalid, "layer {}: expected rows of {}, got {} numbers in rows of {} with {} pairs",
+                    layer, n_embd, batch.rows.size(), batch.n_embd, batch.pairs.size());
+    }
+    for (std::size_t i = 0; i < batch.pairs.size(); ++i) {
+        const Pair& pair = batch.pairs[i];
         if (pair.row >= n_rows) { return fail(ErrorKind::invalid, "pair {}: row {} of {}", i, pair.row, n_rows); }
-        if (pair.expert >= held->local.size() || held->local[pair.expert] < 0) {
+        if (pair.expert >= held.local.size() || held.local[pair.expert] < 0) {
             return fail(ErrorKind::not_found, "expert {} of layer {} is not held", pair.expert, layer);
         }
     }
+    return {};
+}
+
+Status Engine::compute(const Batch& batch, const RowSink& sink) {
+    const auto held = find(batch.layer);
+    if (!held) { return fail(ErrorKind::not_found, "layer {} is not held", batch.layer); }
+    LINKCPP_CHECK(check(*held, batch));
+    const std::span<const Pair> pairs = batch.pairs;
     const bool stretches =
-        device_.is_cpu() && pairs.size() * n_embd * sizeof(float) > kStretchBytes && is_grouped(pairs);
+        device_.is_cpu() && pairs.size() * batch.n_embd * sizeof(float) > kStretchBytes && is_grouped(pairs);
     for (std::size_t begin = 0; begin < pairs.size();) {
         const std::size_t end = stretches ? end_of_stretch(*held, pairs, begin) : pairs.size();
-        LINKCPP_TRY(const std::span<const float> result, run(*held, rows, pairs.subspan(begin, end - begin)));
+        LINKCPP_TRY(const std::span<const float> result, run(*held, batch.rows, pairs.subspan(begin, end - begin)));
         LINKCPP_CHECK(sink(begin, result));
         begin = end;
     }
     return {};
 }
 
-Status Engine::compute_rows(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
-                            std::span<float> out) {
-    return compute(layer, rows, pairs, [&](std::size_t first, std::span<const float> result) -> Status {
-        const std::size_t n_embd = out.size() / pairs.size();
-        if ((first * n_embd) + result.size() > out.size() || out.size() % pairs.size() != 0) {
-            return fail(ErrorKind::invalid, "layer {}: {} pairs do not make {} numbers", layer, pairs.size(),
-                        out.size());
-        }
+Status Engine::compute_rows(const Batch& batch, std::span<float> out) {
+    const std::size_t n_embd = batch.n_embd;
+    if (out.size() != batch.pairs.size() * n_embd) {
+        return fail(ErrorKind::invalid, "layer {}: {} pairs do not make {} numbers", batch.layer, batch.pairs.size(),
+                    out.size());
+    }
+    return compute(batch, [&](std::size_t first, std::span<const float> result) -> Status {
         std::memcpy(out.data() + first * n_embd, result.data(), result.size_bytes());
         return {};
     });
 }
 
-Status Engine::compute_sums(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
-                            std::span<float> out) {
-    if (out.size() != rows.size()) {
-        return fail(ErrorKind::invalid, "layer {}: sums of {} numbers for rows of {}", layer, out.size(), rows.size());
+Status Engine::compute_sums(const Batch& batch, std::span<float> out) {
+    if (out.size() != batch.rows.size()) {
+        return fail(ErrorKind::invalid, "layer {}: sums of {} numbers for rows of {}", batch.layer, out.size(),
+                    batch.rows.size());
     }
     std::ranges::fill(out, 0.0f);
-    const std::size_t n_embd = this->n_embd(layer);
-    return compute(layer, rows, pairs, [&](std::size_t first, std::span<const float> result) -> Status {
+    const std::size_t n_embd = batch.n_embd;
+    return compute(batch, [&](std::size_t first, std::span<const float> result) -> Status {
         for (std::size_t i = 0; i * n_embd < result.size(); ++i) {
-            const Pair& pair = pairs[first + i];
+            const Pair& pair = batch.pairs[first + i];
             const float* row = result.data() + i * n_embd;
             float* sum = out.data() + pair.row * n_embd;
             for (std::size_t j = 0; j < n_embd; ++j) { sum[j] += row[j] * pair.weight; }

@@ -26,6 +26,15 @@ struct Pair {
     float weight = 0;          // used by weighted sums only
 };
 
+// Work for one layer. `model` is what the layer was held under: a layer of another model is never computed with.
+struct Batch {
+    std::uint64_t model = 0;
+    std::uint32_t layer = 0;
+    std::uint32_t n_embd = 0;
+    std::span<const float> rows;  // {n_embd, n_rows}
+    std::span<const Pair> pairs;
+};
+
 // Gives the slice (layer, expert): MoeLayer::slice_bytes() bytes, valid until the next call.
 using SliceSource = std::function<Result<ByteView>(std::uint32_t layer, std::uint32_t expert)>;
 
@@ -42,31 +51,31 @@ class Engine {
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    // Makes `experts` (ascending) what is held of that layer, in the place of what was; an empty list drops the layer.
-    // On an error what was held stays. Errors: those of `source`, unsupported (the device cannot compute this
+    // Makes `experts` (ascending, at least one) of `model` what is held of that layer, in the place of what was. On an
+    // error what was held stays. Errors: those of `source`, unsupported (the device cannot compute this
     // type), overloaded (not enough memory on the device), not_found (no such expert).
-    Status hold(const model::MoeLayer& layer, std::span<const std::uint16_t> experts, const SliceSource& source);
+    Status hold(std::uint64_t model, const model::MoeLayer& layer, std::span<const std::uint16_t> experts,
+                const SliceSource& source);
+    void drop(std::uint32_t layer);
 
     // The same for a layer whose tensors lie in this process's memory already, whole and in ggml's layout: nothing is
     // copied. `data[i]`: the bytes of layer.tensors[i], which outlive the engine or the next hold() of that layer.
     // CPU devices only. Errors: unsupported.
-    Status hold_mapped(const model::MoeLayer& layer, std::span<const ByteView> data);
+    Status hold_mapped(std::uint64_t model, const model::MoeLayer& layer, std::span<const ByteView> data);
 
     bool holds(std::uint32_t layer, std::uint32_t expert) const;
     std::uint64_t shard_bytes() const;
-    std::uint32_t n_embd(std::uint32_t layer) const;  // 0 for a layer that is not held
 
-    // rows: {n_embd, n_rows}. Gives one unweighted row a pair to `sink`, in the pairs' order, in one stretch or
+    // Gives one unweighted row a pair to `sink`, in the pairs' order, in one stretch or
     // several: where each expert's pairs stand together, a CPU computes a large request expert by expert, so that a
     // stretch stays in its caches and can be sent while the next is computed. Pairs of one expert are never parted.
-    // Errors: not_found (layer or expert not held), invalid (rows and pairs contradict), failed (device), the sink's.
-    Status compute(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs, const RowSink& sink);
+    // Errors: not_found (layer or expert not held), unsupported (the layer is of another model), invalid (the batch
+    // contradicts itself or the layer), failed (device), the sink's.
+    Status compute(const Batch& batch, const RowSink& sink);
     // The same into `out`: {n_embd, pairs.size()}.
-    Status compute_rows(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
-                        std::span<float> out);
+    Status compute_rows(const Batch& batch, std::span<float> out);
     // out: {n_embd, n_rows}: for each row the sum of its pairs' rows times their weights, added in the pairs' order.
-    Status compute_sums(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs,
-                        std::span<float> out);
+    Status compute_sums(const Batch& batch, std::span<float> out);
 
     const Device& device() const { return device_; }
     unsigned n_threads() const { return n_threads_; }
@@ -79,6 +88,7 @@ class Engine {
     Engine(Device device, unsigned n_threads);
     Status start();
     Status make_tensors(Layer& held, std::uint32_t n_local, std::span<const ByteView> mapped);
+    static Status check(const Layer& held, const Batch& batch);
     Result<Graph*> graph_for(Layer& held, std::uint32_t n_used, std::uint32_t n_rows);
     std::size_t end_of_stretch(const Layer& held, std::span<const Pair> pairs, std::size_t begin) const;
     Status build(Graph& graph, Layer& held, std::uint32_t n_used, std::uint32_t n_rows, Arena& arena);

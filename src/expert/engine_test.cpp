@@ -59,20 +59,26 @@ class EngineTest : public testing::TestWithParam<Shape> {
 
     void hold(Engine& engine, const std::vector<std::uint16_t>& experts) {
         Bytes slice;
-        const Status status = engine.hold(layer_, experts, [&](std::uint32_t, std::uint32_t e) -> Result<ByteView> {
-            LINKCPP_TRY(slice, model::read_slice(*file_, layer_, e));
-            return slice;
-        });
+        const Status status =
+            engine.hold(kModel, layer_, experts, [&](std::uint32_t, std::uint32_t e) -> Result<ByteView> {
+                LINKCPP_TRY(slice, model::read_slice(*file_, layer_, e));
+                return slice;
+            });
         ASSERT_TRUE(status) << status.error().message;
+    }
+
+    static Batch batch(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs) {
+        return {kModel, layer, kEmbd, rows, pairs};
     }
 
     std::vector<float> compute(std::span<const float> rows, const std::vector<Pair>& pairs) {
         std::vector<float> out(pairs.size() * kEmbd);
-        const Status status = engine_->compute_rows(0, rows, pairs, out);
+        const Status status = engine_->compute_rows(batch(0, rows, pairs), out);
         EXPECT_TRUE(status) << status.error().message;
         return out;
     }
 
+    static constexpr std::uint64_t kModel = 0x1234;
     static constexpr std::uint32_t kExperts = 8;
     static constexpr std::uint32_t kEmbd = 512;
     static constexpr std::size_t kRows = 17;
@@ -140,17 +146,17 @@ TEST_P(EngineTest, mapped_tensors_give_the_same_bits_as_copied_ones) {
         const model::TensorInfo* info = file_->find(tensor.name);
         data.push_back(mapped->bytes().subspan(info->offset, info->n_bytes));
     }
-    const Status status = engine_->hold_mapped(layer_, data);
+    const Status status = engine_->hold_mapped(kModel, layer_, data);
     ASSERT_TRUE(status) << status.error().message;
     EXPECT_EQ(compute(rows_, {{0, 6, 0}, {1, 1, 0}}), copied);
-    ASSERT_TRUE(engine_->hold(layer_, {}, {}));
+    engine_->drop(0);
 }
 
 TEST_P(EngineTest, sums_are_the_weighted_rows) {
     const std::vector<Pair> pairs{{0, 1, 0.5f}, {0, 4, -2.0f}, {1, 4, 1.0f}};
     const std::vector<float> rows = compute(std::span(rows_).first(2 * kEmbd), pairs);
     std::vector<float> sums(2 * kEmbd);
-    ASSERT_TRUE(engine_->compute_sums(0, std::span(rows_).first(2 * kEmbd), pairs, sums));
+    ASSERT_TRUE(engine_->compute_sums(batch(0, std::span(rows_).first(2 * kEmbd), pairs), sums));
     for (std::size_t j = 0; j < kEmbd; ++j) {
         const float first = rows[j] * 0.5f;
         EXPECT_EQ(sums[j], first + rows[kEmbd + j] * -2.0f);
@@ -162,27 +168,44 @@ TEST_P(EngineTest, what_is_not_held_is_not_found) {
     hold(*engine_, {1, 6});
     std::vector<float> out(kEmbd);
     const auto one_row = std::span(rows_).first(kEmbd);
-    EXPECT_EQ(engine_->compute_rows(0, one_row, std::vector<Pair>{{0, 0, 0}}, out).error().kind, ErrorKind::not_found);
-    EXPECT_EQ(engine_->compute_rows(0, one_row, std::vector<Pair>{{0, 60000, 0}}, out).error().kind,
+    EXPECT_EQ(engine_->compute_rows(batch(0, one_row, std::vector<Pair>{{0, 0, 0}}), out).error().kind,
               ErrorKind::not_found);
-    EXPECT_EQ(engine_->compute_rows(1, one_row, std::vector<Pair>{{0, 1, 0}}, out).error().kind, ErrorKind::not_found);
+    EXPECT_EQ(engine_->compute_rows(batch(0, one_row, std::vector<Pair>{{0, 60000, 0}}), out).error().kind,
+              ErrorKind::not_found);
+    EXPECT_EQ(engine_->compute_rows(batch(1, one_row, std::vector<Pair>{{0, 1, 0}}), out).error().kind,
+              ErrorKind::not_found);
+}
+
+TEST_P(EngineTest, a_layer_of_another_model_is_never_computed_with) {
+    std::vector<float> out(kEmbd);
+    const std::vector<Pair> one{{0, 1, 0}};
+    Batch other = batch(0, std::span(rows_).first(kEmbd), one);
+    other.model = kModel + 1;
+    EXPECT_EQ(engine_->compute_rows(other, out).error().kind, ErrorKind::unsupported);
+    EXPECT_EQ(engine_->compute_sums(other, out).error().kind, ErrorKind::unsupported);
 }
 
 TEST_P(EngineTest, sizes_that_do_not_fit_are_invalid) {
     std::vector<float> out(kEmbd);
     const std::vector<Pair> one{{0, 1, 0}};
-    EXPECT_EQ(engine_->compute_rows(0, std::span(rows_).first(kEmbd - 1), one, out).error().kind, ErrorKind::invalid);
-    EXPECT_EQ(
-        engine_->compute_rows(0, std::span(rows_).first(kEmbd), one, std::span(out).first(kEmbd / 2)).error().kind,
-        ErrorKind::invalid);
-    EXPECT_EQ(engine_->compute_rows(0, std::span(rows_).first(kEmbd), std::vector<Pair>{{1, 1, 0}}, out).error().kind,
+    Batch wide = batch(0, std::span(rows_).first(2 * kEmbd), one);
+    wide.n_embd = 2 * kEmbd;
+    EXPECT_EQ(engine_->compute_sums(wide, std::span(rows_).first(2 * kEmbd)).error().kind, ErrorKind::invalid);
+    EXPECT_EQ(engine_->compute_rows(batch(0, std::span(rows_).first(kEmbd - 1), one), out).error().kind,
               ErrorKind::invalid);
-    EXPECT_EQ(engine_->compute_rows(0, std::span(rows_).first(kEmbd), {}, {}).error().kind, ErrorKind::invalid);
+    EXPECT_EQ(engine_->compute_rows(batch(0, std::span(rows_).first(kEmbd), one), std::span(out).first(kEmbd / 2))
+                  .error()
+                  .kind,
+              ErrorKind::invalid);
+    EXPECT_EQ(
+        engine_->compute_rows(batch(0, std::span(rows_).first(kEmbd), std::vector<Pair>{{1, 1, 0}}), out).error().kind,
+        ErrorKind::invalid);
+    EXPECT_EQ(engine_->compute_rows(batch(0, std::span(rows_).first(kEmbd), {}), {}).error().kind, ErrorKind::invalid);
 }
 
 TEST_P(EngineTest, a_slice_of_another_length_is_refused_and_the_old_shard_stays) {
     const Bytes short_slice(layer_.slice_bytes() - 1);
-    const Status status = engine_->hold(layer_, std::vector<std::uint16_t>{0},
+    const Status status = engine_->hold(kModel, layer_, std::vector<std::uint16_t>{0},
                                         [&](std::uint32_t, std::uint32_t) -> Result<ByteView> { return short_slice; });
     EXPECT_EQ(status.error().kind, ErrorKind::corrupt);
     EXPECT_TRUE(engine_->holds(0, 7));
@@ -260,7 +283,7 @@ TEST_P(EngineTest, large_requests_come_back_in_stretches_that_part_no_expert) {
     }
     std::vector<float> rows;
     std::vector<std::size_t> firsts;
-    ASSERT_TRUE(engine_->compute(0, rows_, pairs, [&](std::size_t first, std::span<const float> part) -> Status {
+    ASSERT_TRUE(engine_->compute(batch(0, rows_, pairs), [&](std::size_t first, std::span<const float> part) -> Status {
         EXPECT_EQ(first * kEmbd, rows.size());
         firsts.push_back(first);
         rows.insert(rows.end(), part.begin(), part.end());
@@ -276,7 +299,7 @@ TEST_P(EngineTest, large_requests_come_back_in_stretches_that_part_no_expert) {
     // Experts that do not stand together are computed in one go.
     std::ranges::sort(pairs, {}, &Pair::row);
     std::size_t stretches = 0;
-    ASSERT_TRUE(engine_->compute(0, rows_, pairs, [&](std::size_t, std::span<const float>) -> Status {
+    ASSERT_TRUE(engine_->compute(batch(0, rows_, pairs), [&](std::size_t, std::span<const float>) -> Status {
         ++stretches;
         return {};
     }));
@@ -285,10 +308,11 @@ TEST_P(EngineTest, large_requests_come_back_in_stretches_that_part_no_expert) {
 
 TEST_P(EngineTest, an_error_of_the_sink_ends_the_work) {
     const std::vector<Pair> pairs{{0, 1, 0}};
-    const Status status = engine_->compute(
-        0, std::span(rows_).first(kEmbd), pairs,
-        [](std::size_t, std::span<const float>) -> Status { return fail(ErrorKind::disconnected, "gone"); });
-    EXPECT_EQ(status.error().kind, ErrorKind::disconnected);
+    const auto sink = [](std::size_t, std::span<const float>) -> Status {
+        return fail(ErrorKind::disconnected, "gone");
+    };
+    EXPECT_EQ(engine_->compute(batch(0, std::span(rows_).first(kEmbd), pairs), sink).error().kind,
+              ErrorKind::disconnected);
 }
 
 }  // namespace

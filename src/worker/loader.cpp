@@ -46,7 +46,7 @@ LoadState Loader::state() const {
 
 Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
     if (assignment.model_id != model_id_) {
-        for (const auto& [layer, experts] : held_) { engine_.hold({.layer = layer}, {}, {}); }
+        for (const auto& [layer, experts] : held_) { engine_.drop(layer); }
         held_.clear();
         model_id_ = assignment.model_id;
     }
@@ -60,7 +60,7 @@ Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
             ++it;
             continue;
         }
-        LINKCPP_CHECK(engine_.hold({.layer = it->first}, {}, {}));
+        engine_.drop(it->first);
         it = held_.erase(it);
     }
     std::uint64_t total = 0;
@@ -88,12 +88,13 @@ Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
 Status Loader::load_layer(const std::stop_token& stop, const Assignment& assignment, const model::MoeLayer& layer,
                           std::span<const std::uint16_t> experts) {
     MappedFile current;
-    return engine_.hold(layer, experts, [&](std::uint32_t number, std::uint32_t expert) -> Result<ByteView> {
+    const auto source = [&](std::uint32_t number, std::uint32_t expert) -> Result<ByteView> {
         LINKCPP_TRY(current, slice(stop, assignment, number, expert));
         const std::lock_guard lock(mutex_);
         state_.done_bytes += current.bytes().size();
         return current.bytes();
-    });
+    };
+    return engine_.hold(assignment.model_id.prefix(), layer, experts, source);
 }
 
 Result<MappedFile> Loader::slice(const std::stop_token& stop, const Assignment& assignment, std::uint32_t layer,

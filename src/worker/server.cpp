@@ -191,23 +191,16 @@ Status Server::send_rows(net::Link& link, const wire::ComputeRequest& request, s
 
 Status Server::compute(const wire::DecodedRequest& request, const expert::RowSink& sink) {
     const wire::ComputeRequest& header = request.header;
-    if (header.model != model_.load(std::memory_order_acquire)) {
-        return fail(ErrorKind::unsupported, "model {:016x} is not served here", header.model);
-    }
-    const std::uint32_t n_embd = engine_.n_embd(header.layer);
-    if (n_embd == 0) { return fail(ErrorKind::not_found, "layer {} is not held", header.layer); }
-    if (n_embd != header.n_embd) {
-        return fail(ErrorKind::invalid, "layer {}: expected rows of {}, got {}", header.layer, n_embd, header.n_embd);
-    }
     const std::span<const float> rows = as_floats(request, rows_);
     pairs_.resize(header.n_pairs);
     for (std::size_t i = 0; i < pairs_.size(); ++i) {
         const wire::Pair pair = request.pair(i);
         pairs_[i] = {pair.row, pair.expert, pair.weight};
     }
-    if (header.mode == wire::Mode::exact) { return engine_.compute(header.layer, rows, pairs_, sink); }
+    const expert::Batch batch{header.model, header.layer, header.n_embd, rows, pairs_};
+    if (header.mode == wire::Mode::exact) { return engine_.compute(batch, sink); }
     sums_.resize(rows.size());
-    LINKCPP_CHECK(engine_.compute_sums(header.layer, rows, pairs_, sums_));
+    LINKCPP_CHECK(engine_.compute_sums(batch, sums_));
     return sink(0, sums_);
 }
 

@@ -10,7 +10,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/sha256.h"
 #include "expert/engine.h"
 #include "net/link.h"
 #include "net/wakeup.h"
@@ -35,8 +34,6 @@ class Server {
 
     // From any thread. The link has passed its hello; `alive` is set to false when the server has let it go.
     void add(std::unique_ptr<net::Link> link, std::shared_ptr<std::atomic<bool>> alive);
-    // Which model's experts the engine holds from now on; requests for any other are refused.
-    void set_model(const Digest& id) { model_.store(id.prefix(), std::memory_order_release); }
 
     const ServerStats& stats() const { return stats_; }
     // Signalled when a link was let go.
@@ -58,7 +55,6 @@ class Server {
                             std::span<const float> rows, std::uint32_t compute_us);
 
     expert::Engine& engine_;
-    std::atomic<std::uint64_t> model_{0};
     ServerStats stats_;
     net::Wakeup wake_;
     net::Wakeup closed_;

@@ -167,7 +167,6 @@ Status Worker::assign(const fb::AssignT& assign) {
     }
     LINKCPP_TRY(wire::SliceSet slices, wire::decode_slices(assign.slices));
     log_info("assigned {} slices of {}", wire::n_slices(slices), manifest_->model.name);
-    server_.set_model(model_id);
     loader_.load(
         {.epoch = assign.epoch,
          .manifest = manifest_,
