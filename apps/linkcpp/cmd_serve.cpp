@@ -54,7 +54,7 @@ Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
                             hub.file().file_bytes(i), time);
     }
     std::filesystem::path path =
-        dir / fmt::format("{}-{}.gguf", hub.model_id().hex().substr(0, 16), sha256(as_bytes(rest)).hex().substr(0, 8));
+        dir / fmt::format("{}-{}-stamped.gguf", hub.model_id().hex().substr(0, 16), sha256(as_bytes(rest)).hex().substr(0, 8));
     if (std::filesystem::exists(path, error)) { return path; }
     log_info("making the backbone of {}", source.filename().string());
     LINKCPP_TRY(const model::BackboneSize size, model::write_backbone(hub.file(), path));

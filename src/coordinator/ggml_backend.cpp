@@ -1,6 +1,7 @@
 #include "coordinator/ggml_backend.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -19,6 +20,7 @@
 #include "coordinator/dispatcher.h"
 #include "coordinator/hub_client.h"
 #include "coordinator/settings.h"
+#include "coordinator/weight_check.h"
 
 namespace linkcpp::coordinator {
 namespace {
@@ -32,9 +34,11 @@ struct Plugin {
     Settings settings;
     bool broken = false;  // the settings could not be read: refuse to load a model rather than run it here
     Dispatcher dispatcher;
-    std::mutex mutex;  // guards the two below
+    std::mutex mutex;  // guards client and manifest
     std::unique_ptr<HubClient> client;
     std::shared_ptr<const model::Manifest> manifest;
+    std::unique_ptr<WeightCheck> check;  // made with the manifest, before the first tensor
+    std::atomic<bool> wrong_model{false};
 
     ggml_backend_reg registry{};
     ggml_backend_device device{};
@@ -99,51 +103,37 @@ void* buffer_base(ggml_backend_buffer_t buffer) {
     return context_of(buffer).base;
 }
 
-// An expert tensor that llama.cpp is about to load: is it the one that the workers hold?
-Status check_weight(const ggml_tensor* tensor) {
-    const std::string_view name = ggml_get_name(tensor);
-    if (name.find(".lora_") != std::string_view::npos) {
-        return fail(ErrorKind::unsupported,
-                    "{}: LoRA adapters on routed experts are not supported; merge the adapter into "
-                    "the model (llama-export-lora) and serve that",
-                    name);
-    }
-    const auto parsed = model::parse_expert_tensor_name(name);
-    const model::MoeLayer* layer = parsed ? g_plugin->manifest->model.find(parsed->layer) : nullptr;
-    const model::ExpertTensor* expected = layer != nullptr ? layer->find(parsed->role) : nullptr;
-    if (expected == nullptr) {
-        return fail(ErrorKind::invalid,
-                    "{}: the model that the hub serves ({}) has no such tensor; give this program the "
-                    "model that `linkcpp status` names",
-                    name, g_plugin->manifest->model.name);
-    }
-    const bool same = expected->type == tensor->type && std::ranges::equal(expected->ne, std::span(tensor->ne, 3));
-    if (same) { return {}; }
-    return fail(ErrorKind::invalid,
-                "{}: the hub serves {} of {{{}, {}, {}}}, this program loads {} of {{{}, {}, {}}}: it is "
-                "another model or another quantisation; give it the one that `linkcpp status` names",
-                name, ggml_type_name(expected->type), expected->ne[0], expected->ne[1], expected->ne[2],
-                ggml_type_name(tensor->type), tensor->ne[0], tensor->ne[1], tensor->ne[2]);
-}
-
 ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor) {
     return guarded("loading", GGML_STATUS_FAILED, [&] {
         if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
             return context_of(buffer).make_readable() ? GGML_STATUS_SUCCESS : GGML_STATUS_ALLOC_FAILED;
         }
         if (tensor->view_src != nullptr) { return GGML_STATUS_SUCCESS; }
-        if (const Status status = check_weight(tensor); !status) {
+        if (g_plugin->check) {
+            const Status status = g_plugin->check->announce(tensor);
+            if (status) { return GGML_STATUS_SUCCESS; }
             log_error("{}", status.error().message);
-            return GGML_STATUS_FAILED;
         }
-        return GGML_STATUS_SUCCESS;
+        return GGML_STATUS_FAILED;
     });
 }
 
-// Weights come without memory behind them: their bytes are dropped, they are on the workers.
+// Weights come without memory behind them: their bytes are looked at and dropped, they are on the workers.
 void buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* data, size_t offset,
                        size_t size) {
-    if (context_of(buffer).readable) { std::memcpy(static_cast<char*>(tensor->data) + offset, data, size); }
+    if (context_of(buffer).readable) {
+        std::memcpy(static_cast<char*>(tensor->data) + offset, data, size);
+        return;
+    }
+    guarded("loading", 0, [&] {
+        if (g_plugin->wrong_model || !g_plugin->check) { return 0; }
+        const ByteView bytes(static_cast<const std::byte*>(data), size);
+        if (const Status status = g_plugin->check->add(ggml_get_name(tensor), offset, bytes); !status) {
+            log_error("{}", status.error().message);
+            g_plugin->wrong_model = true;  // this function cannot fail: the next allocation does
+        }
+        return 0;
+    });
 }
 
 void buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* tensor, void* data, size_t offset,
@@ -220,6 +210,10 @@ Status wait_for_coverage(Duration timeout) {
 Status connect() {
     const std::lock_guard lock(g_plugin->mutex);
     if (g_plugin->broken) { return fail(ErrorKind::invalid, "the settings above are wrong; no model is loaded"); }
+    if (g_plugin->wrong_model) {
+        return fail(ErrorKind::invalid,
+                    "this program has loaded another model than the hub serves; no token is computed");
+    }
     if (g_plugin->manifest) { return {}; }
     if (!g_plugin->client) {
         LINKCPP_TRY(g_plugin->client, HubClient::start(g_plugin->settings.hub, g_plugin->dispatcher));
@@ -231,6 +225,7 @@ Status connect() {
     }
     LINKCPP_CHECK(wait_for_coverage(g_plugin->settings.coverage_wait));
     g_plugin->manifest = *manifest;
+    g_plugin->check = std::make_unique<WeightCheck>(g_plugin->manifest);
     log_info("experts of {} ({} layers) are computed by the swarm, mode {}", g_plugin->manifest->model.name,
              g_plugin->manifest->model.layers.size(),
              g_plugin->settings.dispatch.mode == wire::Mode::exact ? "exact" : "partial");
@@ -280,6 +275,7 @@ Status check_rows(const ggml_tensor* t, ggml_type type) {
 }
 
 Status compute_block(const Block& block) {
+    LINKCPP_CHECK(g_plugin->check->verified(block.layer));
     LINKCPP_CHECK(check_rows(block.h, GGML_TYPE_F32));
     LINKCPP_CHECK(check_rows(block.ids, GGML_TYPE_I32));
     Work work;

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/platform.h"
 #include "base/progress.h"
+#include "model/backbone_stamp.h"
 #include "model/gguf_writer.h"
 #include "model/manifest.h"
 
@@ -136,6 +137,22 @@ Result<GgufWriter> begin_backbone(const GgufFile& file, const BackboneOrder& ord
     return writer;
 }
 
+// Whose experts a layer's were: read from the slabs, or from the stamp where `file` is a backbone itself.
+Result<std::array<std::byte, BackboneStamp::kBytes>> stamp_of(const GgufFile& file, const MoeLayer& layer) {
+    const std::uint32_t expert = sampled_expert(layer.layer, layer.n_expert);
+    if (file.flag(kBackboneKey).value_or(false)) {
+        std::array<std::byte, BackboneStamp::kBytes> bytes{};
+        const ExpertTensor& tensor = layer.tensors.front();
+        LINKCPP_CHECK(file.read(*file.find(tensor.name), 0, bytes));
+        if (decode_backbone_stamp(bytes)) { return bytes; }
+        return fail(ErrorKind::invalid,
+                    "{}: {}: this backbone does not say which experts it lacks; make it from the model",
+                    file.path().string(), tensor.name);
+    }
+    LINKCPP_TRY(const Bytes slice, read_slice(file, layer, expert));
+    return encode(BackboneStamp{expert, sha256(slice)});
+}
+
 std::unexpected<Error> contradiction(const fs::path& path, std::string_view key) {
     return fail(ErrorKind::corrupt,
                 "{}: {}: expected what fits the file's own tensors and keys, got something else; cut it again",
@@ -221,7 +238,7 @@ Result<SliceFile> open_slices(const fs::path& path) {
 }
 
 Result<BackboneSize> write_backbone(const GgufFile& file, const fs::path& out) {
-    LINKCPP_CHECK(read_moe(file));
+    LINKCPP_TRY(const MoeModel model, read_moe(file));
     LINKCPP_CHECK(check_has_bytes(file));
     LINKCPP_CHECK(check_not_source(file, out));
     const BackboneOrder order = order_for_backbone(file);
@@ -238,6 +255,15 @@ Result<BackboneSize> write_backbone(const GgufFile& file, const fs::path& out) {
         LINKCPP_CHECK(copy(file, tensor.split, tensor.offset, to, writer.offset(i), tensor.n_bytes, progress));
     }
     size.bytes += dense_bytes;
+    for (const MoeLayer& layer : model.layers) {
+        LINKCPP_TRY(const auto stamp, stamp_of(file, layer));
+        for (const ExpertTensor& tensor : layer.tensors) {
+            const auto place = std::ranges::find(order.tensors, tensor.name, &TensorInfo::name);
+            const auto i = static_cast<std::size_t>(place - order.tensors.begin());
+            LINKCPP_CHECK(write_at(to.fd(), stamp, writer.offset(i), to.name()));
+            size.bytes += stamp.size();
+        }
+    }
     LINKCPP_CHECK(to.commit(AtomicFile::Flush::no));
     return size;
 }

@@ -53,7 +53,8 @@ struct BackboneSize {
 };
 
 // Writes the model as one file, also where it has splits, with the same metadata (but for the split's own keys) and the
-// same tensors, every routed expert tensor a hole: zeros that take no disk space. Replaces `out`.
+// same tensors, every routed expert tensor a hole: zeros that take no disk space, but for a stamp at its front that
+// says whose experts are missing (backbone_stamp.h). Replaces `out`.
 //
 // The expert tensors stand last, all others before them in their old order: llama.cpp's loader maps and populates the
 // whole file and then unmaps what lies behind the last tensor that it uses (src/llama-mmap.cpp,

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include "model/backbone_stamp.h"
 #include "model/manifest.h"
 #include "model/test_model.h"
 
@@ -170,7 +171,15 @@ TEST_F(Slicer, backbone_keeps_all_but_the_experts) {
             EXPECT_EQ(copy->type, tensor.type);
             EXPECT_EQ(copy->ne, tensor.ne);
             if (parse_expert_tensor_name(tensor.name)) {
-                EXPECT_EQ(tensor_bytes_of(*backbone, tensor.name), Bytes(tensor.n_bytes));
+                Bytes bytes = tensor_bytes_of(*backbone, tensor.name);
+                const auto stamp = decode_backbone_stamp(bytes);
+                ASSERT_TRUE(stamp);
+                const MoeModel moe = read_moe(file).value();
+                const MoeLayer& layer = *moe.find(parse_expert_tensor_name(tensor.name)->layer);
+                EXPECT_EQ(stamp->expert, sampled_expert(layer.layer, layer.n_expert));
+                EXPECT_EQ(stamp->slice, sha256(read_slice(file, layer, stamp->expert).value()));
+                std::fill_n(bytes.begin(), BackboneStamp::kBytes, std::byte{0});
+                EXPECT_EQ(bytes, Bytes(tensor.n_bytes));
             } else {
                 EXPECT_EQ(tensor_bytes_of(*backbone, tensor.name), tensor_bytes_of(file, tensor.name));
             }
@@ -200,7 +209,9 @@ TEST_F(Slicer, backbone_s_experts_are_one_hole_at_the_end) {
     EXPECT_LE(dense_end, experts_start);
     EXPECT_GT(size->apparent_bytes, 20u << 20);
     EXPECT_LT(size->bytes, 300u << 10);
-    EXPECT_LE(disk_bytes(folder / "backbone.gguf"), size->bytes + (16u << 10));
+    // A stamp takes a block of the disk, two where it crosses a border.
+    const std::uint64_t stamps = 2 * 3 * (8u << 10);
+    EXPECT_LE(disk_bytes(folder / "backbone.gguf"), size->bytes + stamps + (16u << 10));
 }
 
 TEST_F(Slicer, backbone_of_a_backbone_is_the_same) {

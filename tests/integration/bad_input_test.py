@@ -90,6 +90,21 @@ class BadModels(SwarmTest):
         process = self.swarm.start_exec("llama-bench", "-m", other, "-p", 8, "-n", 8)
         self.assert_refused(process, "linkcpp: .*the hub serves.*linkcpp status")
 
+    def test_another_model_of_the_same_shape_is_refused_as_a_file_and_as_a_backbone(self):
+        for seed in (1, 2):
+            self.assert_ran(self.swarm.linkcpp("synth", self.folder / f"{seed}.gguf", "--layers", 2, "--experts", 8,
+                                               "--used", 2, "--embd", 256, "--ff", 256, "--seed", seed))
+            self.assert_ran(self.swarm.linkcpp("backbone", self.folder / f"{seed}.gguf", "-o",
+                                               self.folder / f"backbone-{seed}.gguf"))
+        self.swarm.serve(self.folder / "1.gguf", workers=1)
+        for name in ("2.gguf", "backbone-2.gguf"):
+            with self.subTest(model=name):
+                process = self.swarm.start_exec("llama-bench", "-m", self.folder / name, "-p", 8, "-n", 8)
+                self.assert_refused(process, "linkcpp: .*bytes are not those of the model that the hub serves.*status")
+        for name in ("1.gguf", "backbone-1.gguf"):
+            with self.subTest(model=name):
+                self.assert_ran(self.swarm.exec("llama-bench", "-m", self.folder / name, "-p", 8, "-n", 8))
+
 
 class TooLittleMemory(SwarmTest):
     def test_fails_the_load_within_the_stated_wait_and_says_what_to_do(self):

@@ -1,0 +1,110 @@
+#include "coordinator/weight_check.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "model/backbone_stamp.h"
+
+namespace linkcpp::coordinator {
+namespace {
+
+std::unexpected<Error> another_model(std::string_view tensor) {
+    return fail(
+        ErrorKind::invalid,
+        "{}: its bytes are not those of the model that the hub serves: another model of the same shape, or a "
+        "backbone that `linkcpp backbone` has not made; give this program the model that `linkcpp status` names",
+        tensor);
+}
+
+}  // namespace
+
+Status WeightCheck::announce(const ggml_tensor* tensor) {
+    const std::string_view name = ggml_get_name(tensor);
+    if (name.find(".lora_") != std::string_view::npos) {
+        return fail(ErrorKind::unsupported,
+                    "{}: LoRA adapters on routed experts are not supported; merge the adapter into "
+                    "the model (llama-export-lora) and serve that",
+                    name);
+    }
+    const auto parsed = model::parse_expert_tensor_name(name);
+    const model::MoeLayer* layer = parsed ? manifest_->model.find(parsed->layer) : nullptr;
+    const model::ExpertTensor* expected = layer != nullptr ? layer->find(parsed->role) : nullptr;
+    if (expected == nullptr) {
+        return fail(ErrorKind::invalid,
+                    "{}: the model that the hub serves ({}) has no such tensor; give this program the "
+                    "model that `linkcpp status` names",
+                    name, manifest_->model.name);
+    }
+    if (expected->type != tensor->type || !std::ranges::equal(expected->ne, std::span(tensor->ne, 3))) {
+        return fail(ErrorKind::invalid,
+                    "{}: the hub serves {} of {{{}, {}, {}}}, this program loads {} of {{{}, {}, {}}}: it is "
+                    "another model or another quantisation; give it the one that `linkcpp status` names",
+                    name, ggml_type_name(expected->type), expected->ne[0], expected->ne[1], expected->ne[2],
+                    ggml_type_name(tensor->type), tensor->ne[0], tensor->ne[1], tensor->ne[2]);
+    }
+    const std::lock_guard lock(mutex_);
+    Layer& state = layers_[layer->layer];
+    state.verified = false;
+    state.samples.resize(layer->tensors.size());
+    state.samples[static_cast<std::size_t>(expected - layer->tensors.data())] = {};
+    return {};
+}
+
+Status WeightCheck::add(std::string_view tensor, std::size_t offset, ByteView bytes) {
+    const auto parsed = model::parse_expert_tensor_name(tensor);
+    const model::MoeLayer* layer = parsed ? manifest_->model.find(parsed->layer) : nullptr;
+    const model::ExpertTensor* described = layer != nullptr ? layer->find(parsed->role) : nullptr;
+    if (described == nullptr) { return another_model(tensor); }
+    const std::lock_guard lock(mutex_);
+    Layer& state = layers_[layer->layer];
+    state.samples.resize(layer->tensors.size());
+    Sample& sample = state.samples[static_cast<std::size_t>(described - layer->tensors.data())];
+    const std::uint32_t expert = model::sampled_expert(layer->layer, layer->n_expert);
+    if (const auto stamp = offset == 0 ? model::decode_backbone_stamp(bytes) : std::nullopt) {
+        const Digest* expected = manifest_->slice(layer->layer, expert);
+        if (stamp->expert != expert || expected == nullptr || stamp->slice != *expected) {
+            return another_model(tensor);
+        }
+        sample.stamped = true;
+    } else {
+        // The part of these bytes that lies in the sampled expert's slab.
+        const std::size_t begin = expert * described->slab_bytes;
+        const std::size_t from = std::max(begin, offset);
+        const std::size_t to = std::min(begin + described->slab_bytes, offset + bytes.size());
+        if (from >= to) { return {}; }
+        sample.slab.resize(described->slab_bytes);
+        std::memcpy(sample.slab.data() + (from - begin), bytes.data() + (from - offset), to - from);
+        sample.n_bytes += to - from;
+    }
+    return finish(*layer, state);
+}
+
+Status WeightCheck::finish(const model::MoeLayer& layer, Layer& state) const {
+    if (std::ranges::all_of(state.samples, &Sample::stamped)) {
+        state.verified = true;
+        return {};
+    }
+    Sha256 hash;
+    for (std::size_t i = 0; i < state.samples.size(); ++i) {
+        if (state.samples[i].n_bytes < layer.tensors[i].slab_bytes) { return {}; }  // not all there yet
+        hash.add(state.samples[i].slab);
+    }
+    const std::uint32_t expert = model::sampled_expert(layer.layer, layer.n_expert);
+    const Digest digest = hash.finish();
+    for (Sample& sample : state.samples) { sample = {}; }
+    if (digest != *manifest_->slice(layer.layer, expert)) { return another_model(layer.tensors.front().name); }
+    state.verified = true;
+    return {};
+}
+
+Status WeightCheck::verified(std::uint32_t layer) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = layers_.find(layer);
+    if (found != layers_.end() && found->second.verified) { return {}; }
+    return fail(ErrorKind::invalid,
+                "layer {}: it is not certain that this program has loaded the model that the hub serves; no token is "
+                "computed with it",
+                layer);
+}
+
+}  // namespace linkcpp::coordinator
