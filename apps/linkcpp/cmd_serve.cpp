@@ -53,8 +53,8 @@ Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
         rest += fmt::format("{} {} {}\n", std::filesystem::absolute(hub.file().path(i)).string(),
                             hub.file().file_bytes(i), time);
     }
-    std::filesystem::path path =
-        dir / fmt::format("{}-{}-stamped.gguf", hub.model_id().hex().substr(0, 16), sha256(as_bytes(rest)).hex().substr(0, 8));
+    std::filesystem::path path = dir / fmt::format("{}-{}-stamped.gguf", hub.model_id().hex().substr(0, 16),
+                                                   sha256(as_bytes(rest)).hex().substr(0, 8));
     if (std::filesystem::exists(path, error)) { return path; }
     log_info("making the backbone of {}", source.filename().string());
     LINKCPP_TRY(const model::BackboneSize size, model::write_backbone(hub.file(), path));
@@ -65,7 +65,7 @@ Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
 // The workers that `serve` itself has started on this machine. They hold no state: one that dies is started again.
 class LocalWorkers {
   public:
-    LocalWorkers(const Options& options, const net::JoinLine& line) : options_(options), line_(line) {}
+    LocalWorkers(const Options& options, net::JoinLine line) : options_(options), line_(std::move(line)) {}
 
     Status start() {
         memory_ = static_cast<std::uint64_t>(static_cast<double>(available_memory_bytes()) * kLocalMemoryShare) /

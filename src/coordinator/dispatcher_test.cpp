@@ -17,9 +17,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::uint32_t kEmbd = 8;
+constexpr std::size_t kEmbd = 8;
 constexpr std::uint32_t kExperts = 6;
-constexpr std::uint32_t kUsed = 2;
+constexpr std::size_t kUsed = 2;
 constexpr std::uint32_t kLayer = 3;
 
 // The experts of these tests: y = h × (expert + 1). Sums of a few such numbers are exact.

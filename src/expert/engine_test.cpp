@@ -80,7 +80,7 @@ class EngineTest : public testing::TestWithParam<Shape> {
 
     static constexpr std::uint64_t kModel = 0x1234;
     static constexpr std::uint32_t kExperts = 8;
-    static constexpr std::uint32_t kEmbd = 512;
+    static constexpr std::size_t kEmbd = 512;
     static constexpr std::size_t kRows = 17;
     model::testing::TempFolder folder_;
     std::unique_ptr<model::GgufFile> file_;
@@ -293,8 +293,9 @@ TEST_P(EngineTest, large_requests_come_back_in_stretches_that_part_no_expert) {
     ASSERT_GT(firsts.size(), 1u);
     for (const std::size_t first : firsts) { EXPECT_EQ(first % 97, 0u); }
     for (std::uint16_t e = 0; e < kExperts; ++e) {
-        const std::vector<float> alone = compute(rows_, {pairs.begin() + e * 97, pairs.begin() + (e + 1) * 97});
-        EXPECT_TRUE(std::ranges::equal(alone, std::span(rows).subspan(e * 97 * kEmbd, 97 * kEmbd))) << "expert " << e;
+        const auto first = std::ptrdiff_t{e} * 97;
+        const std::vector<float> alone = compute(rows_, {pairs.begin() + first, pairs.begin() + first + 97});
+        EXPECT_TRUE(std::ranges::equal(alone, std::span(rows).subspan(kEmbd * 97 * e, kEmbd * 97))) << "expert " << e;
     }
     // Experts that do not stand together are computed in one go.
     std::ranges::sort(pairs, {}, &Pair::row);
