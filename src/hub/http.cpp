@@ -120,7 +120,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(const net::Address& addres
                    send_slice(file, index, request, response);
                });
     server.set_exception_handler(
-        [](const httplib::Request&, httplib::Response& response, std::exception_ptr) { response.status = 500; });
+        [](const httplib::Request&, httplib::Response& response, const std::exception_ptr&) { response.status = 500; });
 
     const int port = address.port == 0 ? server.bind_to_any_port(address.host)
                                        : (server.bind_to_port(address.host, address.port) ? address.port : -1);

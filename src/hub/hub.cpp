@@ -37,7 +37,7 @@ Result<std::string> load_or_make_token(const std::filesystem::path& dir) {
     } else if (token.error().kind != ErrorKind::not_found) {
         return token;
     }
-    const std::string fresh = random_hex(kTokenBytes);
+    std::string fresh = random_hex(kTokenBytes);
     LINKCPP_CHECK(write_file_atomically(path, fresh + "\n", 0600));
     return fresh;
 }
@@ -356,7 +356,7 @@ void Hub::answer_status() {
             if (peer->role == fb::Role::none) { continue; }
             fb::AskT ask;
             ask.sequence = wanted;
-            send(*peer, std::move(ask));
+            send(*peer, ask);
         }
     }
     const bool all = std::ranges::all_of(
