@@ -14,6 +14,7 @@ endif()
 execute_process(COMMAND ${llama_cpp_command} OUTPUT_VARIABLE llama_cpp OUTPUT_STRIP_TRAILING_WHITESPACE
                 RESULT_VARIABLE llama_cpp_result)
 if(NOT llama_cpp_result EQUAL 0)
+  unset(LINKCPP_LLAMA_CPP CACHE) # a wrong path is not remembered
   message(FATAL_ERROR "llama.cpp could not be built: see above (command: ${llama_cpp_command})")
 endif()
 

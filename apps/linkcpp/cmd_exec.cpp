@@ -49,6 +49,10 @@ std::unexpected<Error> fail_without_plugin(const ProcessOptions& process, std::o
 }
 
 Status run(const Options& options) {
+    if (options.rows == "f16" && options.mode != "partial") {
+        return fail(ErrorKind::invalid, "--rows f16 rounds what is sent: it needs --mode partial");
+    }
+    LINKCPP_CHECK(hide_join_line(options.hub));
     StopOnSignal stop;
     PluginOptions plugin{.mode = options.mode,
                          .rows = options.rows,
@@ -62,8 +66,9 @@ Status run(const Options& options) {
     LINKCPP_TRY(Process child, Process::start(process));
     const TimePoint start = std::chrono::steady_clock::now();
     while (!child.poll()) {
-        stop.sleep(child.checked_in() ? 100ms : 20ms);
-        if (stop.requested()) { child.signal(stop.number()); }
+        // Each signal once: llama-server takes a second one for impatience.
+        const StopOnSignal::Signal signal = stop.sleep(child.checked_in() ? 100ms : 20ms);
+        if (signal.number != 0 && !signal.from_terminal) { child.signal(signal.number); }
         // Without the plugin it would run the whole model on this machine, or a backbone without its experts.
         if (!child.checked_in() && std::chrono::steady_clock::now() - start > kCheckInTime) { break; }
     }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 
@@ -12,6 +13,7 @@
 #include "commands.h"
 #include "hub_file.h"
 #include "net/identity.h"
+#include "net/socket.h"
 #include "process.h"
 #include "worker/worker.h"
 
@@ -26,6 +28,8 @@ struct Options {
     std::string store;
     unsigned n_threads = 0;
 };
+
+constexpr unsigned kMaxThreads = 1024;
 
 // A key of its own for each worker on this machine: the first name "NAME", "NAME-2", … whose key nobody else uses now.
 struct OwnIdentity {
@@ -60,12 +64,19 @@ std::string clean_name(std::string_view name) {
 }
 
 Status join(const Options& options) {
-    StopOnSignal stop;
     worker::WorkerOptions worker;
     LINKCPP_TRY(worker.hub, find_hub(options.line));
+    // With the hub, llama.cpp runs on this machine, too: they share the cores.
+    const bool here = net::is_loopback(worker.hub.hub.host) || worker.hub.hub.host == net::lan_host();
+    LINKCPP_CHECK(hide_join_line(options.line, here ? short_spin() : std::map<std::string, std::string>()));
+    StopOnSignal stop;
     worker.device = options.device;
     worker.n_threads = options.n_threads;
-    if (!options.memory.empty()) { LINKCPP_TRY(worker.memory_bytes, parse_bytes(options.memory)); }
+    if (!options.memory.empty()) {
+        auto bytes = parse_bytes(options.memory);
+        if (!bytes) { return fail_with("--memory", bytes.error()); }
+        worker.memory_bytes = std::max<std::uint64_t>(1, *bytes);
+    }
     if (options.store.empty()) {
         LINKCPP_TRY(const std::filesystem::path cache, cache_dir());
         worker.store_dir = cache / "slices";
@@ -101,7 +112,8 @@ void add_join(CLI::App& app) {
                         "Where to compute, see `linkcpp devices` (default: the first that is not a CPU, else the CPU)");
     command->add_option("--memory", options->memory,
                         "Memory that experts may fill, such as 4G (default: most of what is free)");
-    command->add_option("--threads", options->n_threads, "Threads of a CPU device (default: all processors)");
+    command->add_option("--threads", options->n_threads, "Threads of a CPU device (default: all processors)")
+        ->check(CLI::Range(1u, kMaxThreads));
     command->add_option("--store", options->store, "Folder that slices are kept in (default: in the user's cache)");
     command->footer(
         "Example: linkcpp join 'linkcpp://192.168.1.5:7070/FINGERPRINT/TOKEN' --memory 4G\n"

@@ -1,6 +1,9 @@
+#include <algorithm>
 #include <csignal>
+#include <exception>
 #include <filesystem>
 #include <memory>
+#include <utility>
 
 #include "base/log.h"
 #include "base/platform.h"
@@ -9,6 +12,7 @@
 #include "hub/hub.h"
 #include "hub_file.h"
 #include "model/slicer.h"
+#include "net/socket.h"
 #include "plugin_environment.h"
 #include "process.h"
 
@@ -19,7 +23,8 @@ using namespace std::chrono_literals;
 
 // Share of the free memory that all local workers together may fill.
 constexpr double kLocalMemoryShare = 0.8;
-constexpr Duration kWorkerWait = 10min;
+constexpr Duration kWorkerWait = 10min;  // without any progress
+constexpr Duration kProgressEvery = 5s;
 
 struct Options {
     std::string model;
@@ -31,12 +36,27 @@ struct Options {
     std::uint16_t https_port = 0;
     unsigned n_local_workers = 0;
     std::uint32_t n_replicas = 1;
-    std::uint16_t data_port = 7072;
+    std::uint16_t data_port = 0;
     bool lan = false;
     bool hub_only = false;
     bool no_local_experts = false;
     std::vector<std::string> server_arguments;
 };
+
+// A cached backbone is used if it has every byte of its header and the length that goes with it. It was written to the
+// end before it got its name.
+bool is_whole_backbone(const std::filesystem::path& path, const model::GgufFile& source) {
+    std::error_code error;
+    if (!std::filesystem::exists(path, error)) { return false; }
+    const auto backbone = model::GgufFile::open(path);
+    if (backbone && backbone->flag(model::kBackboneKey) == true &&
+        backbone->number(model::kBackboneSourceKey) == source.file_bytes() &&
+        backbone->tensors().size() == source.tensors().size()) {
+        return true;
+    }
+    log_warn("{}: damaged, made again", path.string());
+    return false;
+}
 
 // The model without its experts, made once and kept under the model's id.
 Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
@@ -55,7 +75,7 @@ Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
     }
     std::filesystem::path path = dir / fmt::format("{}-{}-stamped.gguf", hub.model_id().hex().substr(0, 16),
                                                    sha256(as_bytes(rest)).hex().substr(0, 8));
-    if (std::filesystem::exists(path, error)) { return path; }
+    if (is_whole_backbone(path, hub.file())) { return path; }
     log_info("making the backbone of {}", source.filename().string());
     LINKCPP_TRY(const model::BackboneSize size, model::write_backbone(hub.file(), path));
     log_info("backbone: {} of {}", format_bytes(size.bytes), format_bytes(size.apparent_bytes));
@@ -65,12 +85,22 @@ Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
 // The workers that `serve` itself has started on this machine. They hold no state: one that dies is started again.
 class LocalWorkers {
   public:
-    LocalWorkers(const Options& options, net::JoinLine line) : options_(options), line_(std::move(line)) {}
+    explicit LocalWorkers(const Options& options) : options_(options) {}
 
-    Status start() {
+    // Errors: invalid (the memory option).
+    Status prepare() {
         memory_ = static_cast<std::uint64_t>(static_cast<double>(available_memory_bytes()) * kLocalMemoryShare) /
                   std::max(1u, options_.n_local_workers);
-        if (!options_.worker_memory.empty()) { LINKCPP_TRY(memory_, parse_bytes(options_.worker_memory)); }
+        if (!options_.worker_memory.empty()) {
+            auto bytes = parse_bytes(options_.worker_memory);
+            if (!bytes) { return fail_with("--worker-memory", bytes.error()); }
+            memory_ = *bytes;
+        }
+        return {};
+    }
+
+    Status start(const net::JoinLine& line) {
+        line_ = line;
         for (unsigned i = 1; i <= options_.n_local_workers; ++i) {
             LINKCPP_TRY(Process process, start_one(i));
             workers_.push_back({i, std::move(process), now()});
@@ -78,18 +108,31 @@ class LocalWorkers {
         return {};
     }
 
-    // Starts again what has died. Errors: failed (one dies as soon as it has started: its last lines say why).
-    Status watch() {
+    // Starts again what has died, after a pause that grows while it dies young. `serving`: llama-server answers, so
+    // nothing that a worker does may end this process. Errors, before that: failed (one dies whenever it is started).
+    Status watch(bool serving) {
         for (Worker& worker : workers_) {
             const auto status = worker.process.poll();
             if (!status) { continue; }
-            worker.n_short_lives = now() - worker.since < kShortLife ? worker.n_short_lives + 1 : 0;
-            if (worker.n_short_lives >= kMaxShortLives) {
-                return fail(ErrorKind::failed, "local worker {} ends (status {}) whenever it is started; see above",
-                            worker.number, *status);
+            if (!worker.ended) {
+                worker.ended = now();
+                worker.n_short_lives = *worker.ended - worker.since < kShortLife ? worker.n_short_lives + 1 : 0;
+                if (worker.n_short_lives >= kMaxShortLives && !serving) {
+                    return fail(ErrorKind::failed, "local worker {} ends (status {}) whenever it is started; see above",
+                                worker.number, *status);
+                }
             }
+            const Duration pause = kFirstPause * (1 << std::clamp(worker.n_short_lives, 0, kMaxDoublings));
+            if (now() - *worker.ended < pause) { continue; }
             log_warn("local worker {} ended with status {}; starting it again", worker.number, *status);
-            LINKCPP_TRY(worker.process, start_one(worker.number));
+            auto process = start_one(worker.number);
+            if (!process) {
+                log_error("{}", process.error().message);
+                worker.ended = now();
+                continue;
+            }
+            worker.process = *std::move(process);
+            worker.ended.reset();
             worker.since = now();
         }
         return {};
@@ -103,7 +146,10 @@ class LocalWorkers {
         Process process;
         TimePoint since;
         int n_short_lives = 0;
+        std::optional<TimePoint> ended;
     };
+    static constexpr Duration kFirstPause = 100ms;
+    static constexpr int kMaxDoublings = 8;
     static constexpr Duration kShortLife = 5s;
     static constexpr int kMaxShortLives = 3;
 
@@ -121,7 +167,9 @@ class LocalWorkers {
                              "--threads",
                              std::to_string(n_threads)};
         // The join line holds a secret: the environment is this user's alone, a command line is everybody's.
-        process.environment = {{"LINKCPP_HUB", line_.text()}, {"GOMP_SPINCOUNT", "2000"}};
+        process.environment = short_spin();
+        process.environment["LINKCPP_HUB"] = line_.text();
+        process.own_group = true;
         return Process::start(process);
     }
 
@@ -131,16 +179,33 @@ class LocalWorkers {
     std::vector<Worker> workers_;
 };
 
+// "models/big.gguf" → "big"
+std::string options_name(const std::string& model) {
+    return std::filesystem::path(model).stem().string();
+}
+
 Result<Process> start_server(const Options& options, const hub::Hub& hub) {
     LINKCPP_TRY(const std::filesystem::path backbone, backbone_of(hub));
     PluginOptions plugin{.hub = hub.join_line(),
                          .mode = options.mode,
                          .rows = options.rows,
                          .local_experts = !options.no_local_experts,
-                         .shares_cores = options.n_local_workers > 0};
-    if (options.lan || !options.listen.empty()) { plugin.listen = fmt::format("0.0.0.0:{}", options.data_port); }
+                         .shares_cores = true};  // workers may join on this machine at any time
+    if (options.lan || !options.listen.empty()) {
+        const unsigned port = options.data_port != 0 ? options.data_port : hub.https_port() + 1u;
+        plugin.listen = fmt::format("0.0.0.0:{}", port);
+    }
     ProcessOptions process{.check_in = true};
+    process.own_group = true;
     process.arguments = {llama_program("llama-server"), "-m", backbone.string()};
+    const auto given = [&](std::string_view name) {
+        return std::ranges::find(options.server_arguments, name) != options.server_arguments.end();
+    };
+    if (!given("-a") && !given("--alias")) {
+        const std::string& name = hub.manifest().model.name;
+        process.arguments.insert(process.arguments.end(),
+                                 {"--alias", name.empty() ? options_name(options.model) : name});
+    }
     process.arguments.insert(process.arguments.end(), options.server_arguments.begin(), options.server_arguments.end());
     LINKCPP_TRY(process.environment, plugin_environment(plugin));
     log_info("starting llama-server");
@@ -157,30 +222,55 @@ Result<hub::HubOptions> hub_options(const Options& options) {
     hub.https_port = options.https_port != 0 ? options.https_port
                      : hub.listen.port == 0  ? std::uint16_t{0}
                                              : static_cast<std::uint16_t>(hub.listen.port + 1);
+    if (options.rows == "f16" && options.mode != "partial") {
+        return fail(ErrorKind::invalid, "--rows f16 rounds what is sent: it needs --mode partial");
+    }
     hub.swarm.n_replicas = options.n_replicas;
     hub.swarm.expected_workers = options.n_local_workers;
     return hub;
 }
 
 Status serve(const Options& options) {
-    StopOnSignal stop;
     set_log_name("hub");
+    LocalWorkers workers(options);
+    LINKCPP_CHECK(workers.prepare());
     LINKCPP_TRY(hub::HubOptions settings, hub_options(options));
+    // Hashing a large model takes minutes: until it is done a signal ends the process as it ends any other.
     LINKCPP_TRY(const auto hub, hub::Hub::make(std::move(settings)));
+    StopOnSignal stop;
     const net::JoinLine line = hub->join_line();
     LINKCPP_TRY(const HubFile file, HubFile::write(line));
+    std::atomic<bool> hub_ended{false};
     std::jthread hub_thread([&](const std::stop_token& token) {
-        if (const Status status = hub->run(token); !status) { log_error("{}", status.error().message); }
+        try {
+            if (const Status status = hub->run(token); !status) { log_error("{}", status.error().message); }
+        } catch (const std::exception& error) { log_error("{}", error.what()); }
+        hub_ended = true;
     });
-    fmt::print("To add a machine, run there:\n\n  linkcpp join '{}'\n\n", line.text());
+    const bool open = !net::is_loopback(line.hub.host);
+    fmt::print("{}, run {}:\n\n  linkcpp join '{}'\n\n",
+               open ? "To add a machine" : "This machine only (--lan lets others in). To add a worker",
+               open ? "there" : "here", line.text());
     std::fflush(stdout);
-    LocalWorkers workers(options, line);
-    LINKCPP_CHECK(workers.start());
+    LINKCPP_CHECK(workers.start(line));
 
     std::optional<Process> server;
     const TimePoint start = std::chrono::steady_clock::now();
+    TimePoint next_line = start + kProgressEvery;
+    TimePoint last_progress = start;
+    std::uint64_t loaded_bytes = 0;
     while (!stop.requested()) {
-        LINKCPP_CHECK(workers.watch());
+        if (!server && !options.hub_only && std::chrono::steady_clock::now() >= next_line) {
+            const hub::Loading loading = hub->loading();
+            log_info("the workers are loading: {} of {}", format_bytes(loading.done_bytes),
+                     format_bytes(loading.total_bytes));
+            if (std::exchange(loaded_bytes, loading.done_bytes) != loading.done_bytes) {
+                last_progress = std::chrono::steady_clock::now();
+            }
+            next_line += kProgressEvery;
+        }
+        LINKCPP_CHECK(workers.watch(server && server->checked_in()));
+        if (hub_ended) { return fail(ErrorKind::failed, "the hub has ended; its last lines above say why"); }
         if (server) {
             if (const auto status = server->poll()) {
                 if (*status == 0) { return {}; }
@@ -196,11 +286,19 @@ Status serve(const Options& options) {
             if (!server->checked_in() && std::chrono::steady_clock::now() - start > kWorkerWait) {
                 return fail(ErrorKind::failed, "llama-server has not loaded the swarm plugin; see above");
             }
-        } else if (!options.hub_only && (workers.empty() || hub->complete())) {
+        } else if (!options.hub_only && (workers.empty() || hub->complete() || hub->settled())) {
+            if (!workers.empty() && !hub->complete()) {
+                if (options.no_local_experts) {
+                    return fail(ErrorKind::overloaded,
+                                "the local workers have no room for every expert; give them more (--worker-memory), "
+                                "or let llama-server compute the rest (without --no-local-experts)");
+                }
+                log_warn("the workers have no room for every expert: llama-server computes the others itself");
+            }
             LINKCPP_TRY(Process started, start_server(options, *hub));
             server.emplace(std::move(started));
-        } else if (!options.hub_only && std::chrono::steady_clock::now() - start > kWorkerWait) {
-            return fail(ErrorKind::timeout, "the local workers have not loaded the model within {:.0f} s",
+        } else if (!options.hub_only && std::chrono::steady_clock::now() - last_progress > kWorkerWait) {
+            return fail(ErrorKind::timeout, "the local workers have loaded nothing for {:.0f} s",
                         to_seconds(kWorkerWait));
         }
         stop.sleep(server || options.hub_only ? 200ms : 20ms);
@@ -226,8 +324,8 @@ void add_serve(CLI::App& app) {
     command->add_option("--listen", options->listen, "The address to listen on instead, HOST or HOST:PORT");
     command->add_option("--port", options->port, "Port of the hub; HTTPS is on the next one")->capture_default_str();
     command->add_option("--https-port", options->https_port, "Port of HTTPS, if not the next one");
-    command->add_option("--data-port", options->data_port, "With --lan: where workers send results to")
-        ->capture_default_str();
+    command->add_option("--data-port", options->data_port,
+                        "With --lan: where workers send results to (default: the one after HTTPS)");
     command->add_flag("--hub-only", options->hub_only, "Start no llama-server; run programs with `linkcpp exec`");
     command->add_option("--mode", options->mode, "exact or partial, see `linkcpp exec --help`")
         ->check(CLI::IsMember({"exact", "partial"}))

@@ -1,5 +1,7 @@
+#include <array>
 #include <memory>
 
+#include <openssl/evp.h>
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
@@ -54,13 +56,25 @@ void print_status(const json& status) {
     }
 }
 
+// As curl --pinnedpubkey wants it.
+std::string pin_of(const Digest& fingerprint) {
+    std::array<unsigned char, 64> text{};
+    EVP_EncodeBlock(text.data(), reinterpret_cast<const unsigned char*>(fingerprint.bytes.data()),
+                    static_cast<int>(fingerprint.bytes.size()));
+    return fmt::format("sha256//{}", reinterpret_cast<const char*>(text.data()));
+}
+
 Status show(const Options& options) {
+    LINKCPP_CHECK(hide_join_line(options.hub));
     LINKCPP_TRY(const net::JoinLine hub, find_hub(options.hub));
-    LINKCPP_TRY(const json status, fetch_status(hub));
+    LINKCPP_TRY(json status, fetch_status(hub));
     if (options.json) {
-        fmt::print("{}\n", status.dump(2));
+        status["https"] = {{"url", fmt::format("https://{}:{}", hub.hub.host, hub.https_port)},
+                           {"pinned_public_key", pin_of(hub.fingerprint)}};
+        fmt::print("{}\n", status.dump(2, ' ', false, json::error_handler_t::replace));
     } else {
         print_status(status);
+        fmt::print("\nhttps     https://{}:{}/status, key {}\n", hub.hub.host, hub.https_port, pin_of(hub.fingerprint));
     }
     return {};
 }

@@ -1,53 +1,119 @@
 #include "hub_file.h"
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
-#include <filesystem>
+#include <vector>
 
-#include "base/file.h"
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include "base/platform.h"
 
 namespace linkcpp::cli {
 namespace {
 
-Result<std::filesystem::path> hub_path() {
-    LINKCPP_TRY(const std::filesystem::path dir, runtime_dir());
-    return dir / "hub";
+namespace fs = std::filesystem;
+
+constexpr std::size_t kMaxLineBytes = 4096;
+
+Result<fs::path> hubs_dir() {
+    LINKCPP_TRY(const fs::path dir, runtime_dir());
+    std::error_code error;
+    fs::create_directories(dir / "hubs", error);
+    if (error) { return fail_errno(error.value(), (dir / "hubs").string()); }
+    return dir / "hubs";
+}
+
+// Whether the hub that wrote the file still runs.
+bool is_held(const fs::path& path) {
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    return fd && ::flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
+}
+
+// The files of hubs that run, the latest first; those of killed ones are removed.
+std::vector<fs::path> running_hubs(const fs::path& dir) {
+    std::vector<std::pair<fs::file_time_type, fs::path>> found;
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(dir, error)) {
+        if (entry.path().extension() != ".line") { continue; }
+        if (is_held(entry.path())) {
+            found.emplace_back(entry.last_write_time(error), entry.path());
+        } else {
+            fs::remove(entry.path(), error);
+        }
+    }
+    std::ranges::sort(found, std::greater<>());
+    std::vector<fs::path> paths;
+    for (auto& [time, path] : found) { paths.push_back(std::move(path)); }
+    return paths;
 }
 
 }  // namespace
 
 Result<HubFile> HubFile::write(const net::JoinLine& line) {
-    LINKCPP_TRY(const std::filesystem::path path, hub_path());
-    std::string text = line.text() + "\n";
-    LINKCPP_CHECK(write_file_atomically(path, text, 0600));
-    return HubFile(std::move(text));
+    LINKCPP_TRY(const fs::path dir, hubs_dir());
+    const fs::path path = dir / fmt::format("{}.line", line.hub.port);
+    const std::string text = line.text() + "\n";
+    LINKCPP_TRY(AtomicFile file, AtomicFile::create(path, 0600));
+    LINKCPP_CHECK(write_at(file.fd(), as_bytes(text), 0, path.string()));
+    // Locked before it has a name: nobody takes it for one that was left behind.
+    UniqueFd lock(::fcntl(file.fd(), F_DUPFD_CLOEXEC, 3));
+    if (!lock || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) { return fail_errno(errno, path.string()); }
+    LINKCPP_CHECK(file.commit());
+    return HubFile(path, std::move(lock));
 }
 
 HubFile::~HubFile() {
-    if (text_.empty()) { return; }
-    const auto path = hub_path();
-    if (!path) { return; }
-    const auto now = read_file(*path, 4096);
     std::error_code error;
-    if (now && *now == text_) { std::filesystem::remove(*path, error); }
+    if (!path_.empty()) { fs::remove(path_, error); }
 }
 
 Result<net::JoinLine> find_hub(std::string_view text) {
     if (text.empty()) {
         const char* variable = std::getenv("LINKCPP_HUB");
         if (variable != nullptr && *variable != '\0') { return net::parse_join_line(variable); }
-        LINKCPP_TRY(const std::filesystem::path path, hub_path());
-        const auto line = read_file(path, 4096);
-        if (line) { return net::parse_join_line(*line); }
+        LINKCPP_TRY(const fs::path dir, hubs_dir());
+        for (const fs::path& path : running_hubs(dir)) {
+            const auto line = read_file(path, kMaxLineBytes);
+            if (line) { return net::parse_join_line(*line); }
+        }
         return fail(ErrorKind::not_found,
                     "no hub is running on this machine; start one with `linkcpp serve -m MODEL.gguf`, "
                     "or give the join line of another (or set LINKCPP_HUB)");
     }
     if (text.starts_with('@')) {
-        LINKCPP_TRY(const std::string line, read_file(std::filesystem::path(text.substr(1)), 4096));
+        LINKCPP_TRY(const std::string line, read_file(fs::path(text.substr(1)), kMaxLineBytes));
         return net::parse_join_line(line);
     }
     return net::parse_join_line(text);
+}
+
+Status hide_join_line(const std::string& line, const std::map<std::string, std::string>& more) {
+    const bool secret = line.starts_with("linkcpp://");
+    if (!secret && more.empty()) { return {}; }
+    std::vector<std::string> arguments;
+    LINKCPP_TRY(const std::string all, read_file("/proc/self/cmdline"));
+    for (std::size_t at = 0; at < all.size();) {
+        const std::size_t end = std::min(all.find('\0', at), all.size());
+        std::string argument = all.substr(at, end - at);
+        if (secret && argument == line) { argument.clear(); }
+        if (!secret || !argument.ends_with("=" + line)) { arguments.push_back(std::move(argument)); }
+        at = end + 1;
+    }
+    if (secret) { ::setenv("LINKCPP_HUB", line.c_str(), 1); }
+    for (const auto& [name, value] : more) { ::setenv(name.c_str(), value.c_str(), 1); }
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments) { pointers.push_back(argument.data()); }
+    pointers.push_back(nullptr);
+    ::execv("/proc/self/exe", pointers.data());
+    return fail_errno(errno, "starting anew");
+}
+
+std::map<std::string, std::string> short_spin() {
+    if (std::getenv("GOMP_SPINCOUNT") != nullptr || std::getenv("OMP_WAIT_POLICY") != nullptr) { return {}; }
+    return {{"GOMP_SPINCOUNT", "2000"}};
 }
 
 }  // namespace linkcpp::cli

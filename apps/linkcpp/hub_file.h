@@ -1,28 +1,42 @@
-// Where commands on the same machine find the hub that runs there: a file that only its user can read.
+// Where commands on the same machine find the hubs that run there: a file for each, that only its user can read.
 #pragma once
 
+#include <filesystem>
+#include <map>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "net/join_line.h"
 
 namespace linkcpp::cli {
 
-// Removes the file at the end, if it is still this hub's.
+// Locked while the hub runs, removed at its end; a file that a killed hub has left behind has no lock.
 class HubFile {
   public:
     static Result<HubFile> write(const net::JoinLine& line);
-    HubFile(HubFile&& other) noexcept : text_(std::exchange(other.text_, {})) {}
+    HubFile(HubFile&& other) noexcept : path_(std::exchange(other.path_, {})), lock_(std::move(other.lock_)) {}
     HubFile& operator=(HubFile&&) = delete;
     ~HubFile();
 
   private:
-    explicit HubFile(std::string text) : text_(std::move(text)) {}
-    std::string text_;
+    HubFile(std::filesystem::path path, UniqueFd lock) : path_(std::move(path)), lock_(std::move(lock)) {}
+    std::filesystem::path path_;
+    UniqueFd lock_;
 };
 
-// `text`: a join line, or a file that holds one ("@FILE"), or empty: $LINKCPP_HUB, else the hub on this machine.
-// Errors: not_found, saying how to start one.
+// `text`: a join line, or a file that holds one ("@FILE"), or empty: $LINKCPP_HUB, else the hub on this machine, of
+// several the one that was started last. Errors: not_found, saying how to start one.
 Result<net::JoinLine> find_hub(std::string_view text);
+
+// A join line holds a secret, and command lines are everybody's to see: where `line` is one that was given as an
+// argument, the program starts itself anew with the line in its environment instead. `more`: further variables to set
+// then. Returns when there is nothing to hide or to set.
+Status hide_join_line(const std::string& line, const std::map<std::string, std::string>& more = {});
+
+// Waiting by spinning takes cores from others on this machine; see docs/design/waiting.md.
+std::map<std::string, std::string> short_spin();
 
 }  // namespace linkcpp::cli

@@ -1,5 +1,6 @@
 // linkcpp: one Mixture-of-Experts model, served by whatever hardware shows up.
 
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -9,14 +10,32 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "base/platform.h"
 #include "commands.h"
 
 namespace linkcpp::cli {
 
+namespace {
+
+// One line, whatever stands in the names of files and keys; and no exception where standard error is closed.
+void print_error(std::string_view message) {
+    std::string line = fmt::format("linkcpp: error: {}", message);
+    for (char& c : line) {
+        if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) { c = '?'; }
+    }
+    std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+}  // namespace
+
 void run_or_exit(CLI::App* command, std::function<Status()> work) {
     command->callback([work = std::move(work)] {
         if (const Status status = work(); !status) {
-            fmt::print(stderr, "linkcpp: error: {}\n", status.error().message);
+            print_error(status.error().message);
+            throw CLI::RuntimeError(1);
+        }
+        if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+            print_error("the output could not be written");
             throw CLI::RuntimeError(1);
         }
     });
@@ -24,13 +43,20 @@ void run_or_exit(CLI::App* command, std::function<Status()> work) {
 
 namespace {
 
+constexpr int kUsageError = 2;
+
 int run(int argc, char** argv) {
     CLI::App app(
         "Serves one Mixture-of-Experts model from many machines: llama.cpp runs unmodified, routed experts live on "
         "workers.",
         "linkcpp");
-    app.set_version_flag("--version", LINKCPP_VERSION);
+    app.set_version_flag("-V,--version", "linkcpp " LINKCPP_VERSION);
     app.require_subcommand(1);
+    app.failure_message([](const CLI::App* where, const CLI::Error& error) {
+        const bool hint = error.get_name() == "ExtrasError" && where->got_subcommand("serve");
+        return fmt::format("linkcpp: error: {}{}; see --help\n", error.what(),
+                           hint ? " (llama-server's own arguments go behind --)" : "");
+    });
     app.footer("Start with: linkcpp serve -m model.gguf --local-workers 2");
     add_serve(app);
     add_join(app);
@@ -48,10 +74,34 @@ int run(int argc, char** argv) {
     if (argc > 0 && std::filesystem::path(argv[0]).filename() == "linkcpp-expert-worker") {
         arguments.insert(arguments.begin(), "join");
     }
+    if (arguments.empty()) {
+        fmt::print("{}", app.help());
+        return kUsageError;
+    }
+    if (arguments[0] == "help") {
+        arguments.erase(arguments.begin());
+        arguments.resize(std::min<std::size_t>(arguments.size(), 1));
+        arguments.emplace_back("--help");
+    }
+    const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
+    if (!arguments[0].starts_with('-') &&
+        std::ranges::find(commands, arguments[0], &CLI::App::get_name) == commands.end()) {
+        std::string names;
+        for (const CLI::App* command : commands) { names += (names.empty() ? "" : ", ") + command->get_name(); }
+        print_error(fmt::format("'{}' is no command; there are {}; see --help", arguments[0], names));
+        return kUsageError;
+    }
+    const auto is = [&](std::string_view text) { return std::ranges::find(arguments, text) != arguments.end(); };
+    if (arguments[0] == "exec" && arguments.size() > 1 && !is("--") && !is("--help") && !is("-h")) {
+        print_error("exec: put -- before the program: linkcpp exec -- llama-bench -m model.gguf; see --help");
+        return kUsageError;
+    }
     std::reverse(arguments.begin(), arguments.end());  // CLI11 wants the last one first
     try {
         app.parse(arguments);
-    } catch (const CLI::ParseError& error) { return app.exit(error); }
+    } catch (const CLI::RuntimeError& error) {
+        return error.get_exit_code();  // what a command has said already, or a child's status
+    } catch (const CLI::ParseError& error) { return app.exit(error) == 0 ? 0 : kUsageError; }
     return 0;
 }
 
@@ -59,10 +109,12 @@ int run(int argc, char** argv) {
 }  // namespace linkcpp::cli
 
 int main(int argc, char** argv) {
+    // Else the next socket would get the number of standard output or error, and text would be written into it.
+    linkcpp::open_standard_streams();
     try {
         return linkcpp::cli::run(argc, argv);
     } catch (const std::exception& error) {
-        fmt::print(stderr, "linkcpp: error: {}\n", error.what());
+        linkcpp::cli::print_error(error.what());
         return 1;
     }
 }

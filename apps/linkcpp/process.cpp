@@ -27,6 +27,7 @@ sigset_t stop_signals() {
 // In the child, between fork and exec. Reports errno through the pipe, which exec closes.
 [[noreturn]] void become(const ProcessOptions& options, int check_in, int error_pipe) {
     die_with_parent();
+    if (options.own_group) { ::setpgid(0, 0); }
     const sigset_t set = stop_signals();
     sigprocmask(SIG_UNBLOCK, &set, nullptr);
     for (const auto& [name, value] : options.environment) { ::setenv(name.c_str(), value.c_str(), 1); }
@@ -111,14 +112,13 @@ StopOnSignal::~StopOnSignal() {
     if (signal_fd_ >= 0) { ::close(signal_fd_); }
 }
 
-void StopOnSignal::sleep(Duration time) {
+StopOnSignal::Signal StopOnSignal::sleep(Duration time) {
     pollfd entry{signal_fd_, POLLIN, 0};
     ::poll(&entry, 1, to_poll_ms(time));
     signalfd_siginfo info{};
-    if (::read(signal_fd_, &info, sizeof info) == sizeof info) {
-        number_ = static_cast<int>(info.ssi_signo);
-        source_.request_stop();
-    }
+    if (::read(signal_fd_, &info, sizeof info) != sizeof info) { return {}; }
+    source_.request_stop();
+    return {static_cast<int>(info.ssi_signo), info.ssi_code == SI_KERNEL};
 }
 
 }  // namespace linkcpp::cli

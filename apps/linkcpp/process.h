@@ -19,6 +19,7 @@ namespace linkcpp::cli {
 struct ProcessOptions {
     std::vector<std::string> arguments;              // [0] is the program, looked up in PATH
     std::map<std::string, std::string> environment;  // added to this process's own
+    bool own_group = false;                          // the terminal's Ctrl-C reaches us alone, and we tell the child
     bool check_in = false;                           // hand the child LINKCPP_CHECK_IN_FD, see Process::checked_in()
 };
 
@@ -61,15 +62,16 @@ class StopOnSignal {
     ~StopOnSignal();
     std::stop_token token() const { return source_.get_token(); }
     bool requested() const { return source_.stop_requested(); }
-    // The signal that came, 0 if none has.
-    int number() const { return number_; }
+    struct Signal {
+        int number = 0;              // 0: none came
+        bool from_terminal = false;  // Ctrl-C: every process of the group has got it
+    };
     // Sleeps at most `time`, less when a signal comes.
-    void sleep(Duration time);
+    Signal sleep(Duration time);
 
   private:
     std::stop_source source_;
     int signal_fd_ = -1;
-    int number_ = 0;
 };
 
 }  // namespace linkcpp::cli

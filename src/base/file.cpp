@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,11 +16,37 @@ void UniqueFd::reset() {
     fd_ = -1;
 }
 
+namespace {
+
+constexpr int kPipeWaitMs = 5000;
+
+Result<std::string> read_stream(int fd, std::uint64_t limit, const std::string& name) {
+    std::string text;
+    while (true) {
+        pollfd entry{fd, POLLIN, 0};
+        if (::poll(&entry, 1, kPipeWaitMs) == 0) {
+            return fail(ErrorKind::timeout, "{}: nothing came within {} s", name, kPipeWaitMs / 1000);
+        }
+        char piece[4096];
+        const ssize_t n = ::read(fd, piece, sizeof piece);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN)) { continue; }
+        if (n < 0) { return fail_errno(errno, name); }
+        if (n == 0) { return text; }
+        text.append(piece, static_cast<std::size_t>(n));
+        if (text.size() > limit) { return fail(ErrorKind::invalid, "{}: expected at most {} bytes", name, limit); }
+    }
+}
+
+}  // namespace
+
 Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t limit) {
-    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    // Without O_NONBLOCK a FIFO that nobody writes to would hold us here for ever.
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (!fd) { return fail_errno(errno, path.string()); }
     struct stat info{};
     if (::fstat(fd.get(), &info) != 0) { return fail_errno(errno, path.string()); }
+    // Files of /proc have no size either.
+    if (!S_ISREG(info.st_mode) || info.st_size == 0) { return read_stream(fd.get(), limit, path.string()); }
     const auto size = static_cast<std::uint64_t>(info.st_size);
     if (size > limit) {
         return fail(ErrorKind::invalid, "{}: expected at most {} bytes, got {}", path.string(), limit, size);
@@ -56,23 +83,49 @@ Status write_at(int fd, ByteView bytes, std::uint64_t offset, std::string_view n
 }
 
 Result<AtomicFile> AtomicFile::create(const std::filesystem::path& path, unsigned mode) {
-    std::string temporary = path.string() + ".part-XXXXXX";
-    UniqueFd fd(::mkostemp(temporary.data(), O_CLOEXEC));
-    if (!fd) { return fail_errno(errno, path.string()); }
+    struct stat info{};
+    if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+        return fail(ErrorKind::invalid, "{}: expected a name for a file, got a folder, a device or a pipe",
+                    path.string());
+    }
+    // A file without a name until it is whole: whatever ends this process, nothing stays behind.
+    std::string temporary;
+    const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+    UniqueFd fd(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+    if (!fd) {  // a file system that has no such files
+        temporary = path.string() + ".part-XXXXXX";
+        fd = UniqueFd(::mkostemp(temporary.data(), O_CLOEXEC));
+        if (!fd) { return fail_errno(errno, path.string()); }
+    }
     AtomicFile file(std::move(fd), path, std::move(temporary));
     if (::fchmod(file.fd(), mode) != 0) { return fail_errno(errno, path.string()); }
     return file;
 }
 
 AtomicFile::~AtomicFile() {
-    if (fd_) { ::unlink(temporary_.c_str()); }
+    if (fd_ && !temporary_.empty()) { ::unlink(temporary_.c_str()); }
 }
 
 Status AtomicFile::commit(Flush flush) {
     if (flush == Flush::yes && ::fsync(fd_.get()) != 0) { return fail_errno(errno, path_.string()); }
+    if (temporary_.empty()) { LINKCPP_CHECK(give_name()); }
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) { return fail_errno(errno, path_.string()); }
     fd_.reset();
     return {};
+}
+
+// linkat() replaces nothing, so the file gets a name of its own first; rename() does the rest.
+Status AtomicFile::give_name() {
+    const std::string self = "/proc/self/fd/" + std::to_string(fd_.get());
+    for (int i = 0; i < 100; ++i) {
+        std::string name = path_.string() + ".part-" + std::to_string(::getpid()) + "-" + std::to_string(i);
+        if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+            temporary_ = std::move(name);
+            return {};
+        }
+        if (errno != EEXIST) { break; }
+    }
+    return fail_errno(errno, path_.string());
 }
 
 Status write_file_atomically(const std::filesystem::path& path, std::string_view text, unsigned mode,

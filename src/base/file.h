@@ -36,17 +36,19 @@ class UniqueFd {
     int fd_ = -1;
 };
 
-// Reads a whole file of at most `limit` bytes. Errors: not_found, invalid (too large), failed.
+// Reads a whole file of at most `limit` bytes, or a pipe to its end. Errors: not_found, invalid (too large), timeout (a
+// pipe that nobody writes to), failed.
 Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t limit = 64u << 20);
 
 // Fills `to` from `offset`. Errors: corrupt when the file ends before.
 Status read_at(int fd, std::span<std::byte> to, std::uint64_t offset, std::string_view name);
 Status write_at(int fd, ByteView bytes, std::uint64_t offset, std::string_view name);
 
-// A file under a temporary name in the same folder, which gets its real name by commit() and is deleted otherwise:
-// nobody ever sees half a file.
+// A file that gets its name by commit() and is gone otherwise, whatever ends this process: nobody ever sees half a
+// file. (Where the file system has no files without a name it has a temporary one, which a SIGKILL leaves behind.)
 class AtomicFile {
   public:
+    // Errors: invalid (what stands under that name is no file), failed.
     static Result<AtomicFile> create(const std::filesystem::path& path, unsigned mode = 0644);
     ~AtomicFile();
     AtomicFile(AtomicFile&&) noexcept = default;
@@ -66,9 +68,11 @@ class AtomicFile {
     AtomicFile(UniqueFd fd, std::filesystem::path path, std::string temporary)
         : fd_(std::move(fd)), path_(std::move(path)), temporary_(std::move(temporary)) {}
 
+    Status give_name();
+
     UniqueFd fd_;
     std::filesystem::path path_;
-    std::string temporary_;
+    std::string temporary_;  // empty: it has no name yet
 };
 
 Status write_file_atomically(const std::filesystem::path& path, std::string_view text, unsigned mode = 0644,

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
@@ -15,13 +16,18 @@ std::shared_ptr<spdlog::logger> make_logger(std::string name) {
         std::make_shared<spdlog::logger>(std::move(name), std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
     logger->set_pattern("%H:%M:%S.%e %^%l%$ %n: %v");
     const char* level = std::getenv("LINKCPP_LOG");
-    logger->set_level(level != nullptr ? spdlog::level::from_str(level) : spdlog::level::info);
+    const auto wanted = level != nullptr ? spdlog::level::from_str(level) : spdlog::level::info;
+    // spdlog takes every word that it does not know for "off".
+    const bool unknown = wanted == spdlog::level::off && std::string_view(level) != "off";
+    logger->set_level(unknown ? spdlog::level::info : wanted);
+    if (unknown) { logger->warn("LINKCPP_LOG: expected debug, info, warning, error or off, got another word: info"); }
     return logger;
 }
 
 // spdlog's own registry would be shared with a host program that uses spdlog too; this one is ours alone.
 std::shared_ptr<spdlog::logger>& logger() {
-    static std::shared_ptr<spdlog::logger> instance = make_logger("linkcpp");
+    // Never destroyed: other threads may log while static objects are.
+    static auto& instance = *new std::shared_ptr<spdlog::logger>(make_logger("linkcpp"));
     return instance;
 }
 
@@ -42,7 +48,12 @@ void set_log_name(std::string_view name) {
 }
 
 void log_line(LogLevel level, std::string_view text) {
-    logger()->log(to_spdlog(level), text);
+    // Names from files and peers may be in it: nothing that moves a terminal's cursor or starts a line of its own.
+    std::string line(text);
+    for (char& c : line) {
+        if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) { c = '?'; }
+    }
+    logger()->log(to_spdlog(level), line);
 }
 
 }  // namespace linkcpp

@@ -35,6 +35,9 @@ std::optional<std::uint32_t> peer_uid(int socket_fd);
 Status copy_range(int from, std::uint64_t from_offset, int to, std::uint64_t to_offset, std::uint64_t length,
                   std::string_view from_name, std::string_view to_name);
 
+// Opens /dev/null in the place of whichever of standard input, output and error are closed.
+void open_standard_streams();
+
 // Asks the kernel to end this process when its parent ends.
 void die_with_parent();
 

@@ -148,6 +148,14 @@ Status copy_range(int from, std::uint64_t from_offset, int to, std::uint64_t to_
     return {};
 }
 
+void open_standard_streams() {
+    for (int fd = 0; fd <= 2; ++fd) {
+        if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) { continue; }
+        const int opened = ::open("/dev/null", O_RDWR);  // the lowest number that is free: fd
+        if (opened > 2) { ::close(opened); }
+    }
+}
+
 void die_with_parent() {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
 }

@@ -30,6 +30,10 @@ constexpr std::size_t kTokenOrderPairs = 32;
 // A holder may take this many times what its work has taken on average before it counts as hung.
 constexpr double kSlack = 8;
 constexpr double kSmoothing = 0.1;
+// How long a holder that has failed is used only when nobody else can: doubled with each failure in a row.
+constexpr Duration kShunned = 500ms;
+constexpr int kMaxShunDoublings = 7;
+constexpr int kForgivenHangUps = 2;
 
 TimePoint now() {
     return std::chrono::steady_clock::now();
@@ -46,7 +50,6 @@ Status Dispatcher::Call::run() {
     LINKCPP_CHECK(make_tasks());
     if (mode_ == wire::Mode::partial) { std::ranges::fill(out_, 0.0f); }
     for (auto& holder : d_.holders_) { holder->load = 0; }
-    waiting_since_ = now();
     while (true) {
         d_.refresh();
         LINKCPP_CHECK(assign());
@@ -105,7 +108,9 @@ Status Dispatcher::Call::make_tasks() {
 Dispatcher::Holder* Dispatcher::Call::choose(const Task& task) const {
     Holder* best = nullptr;
     double best_time = 0;
+    bool best_is_shunned = false;
     const double units = units_of(task.positions.size());
+    const TimePoint time_now = now();
     for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
         Holder* holder = d_.by_route_[index];
         if (holder == nullptr || holder->link == nullptr ||
@@ -114,12 +119,15 @@ Dispatcher::Holder* Dispatcher::Call::choose(const Task& task) const {
         }
         const double speed = mode_ == wire::Mode::partial ? 1 : speed_of(*holder);
         const double time = (holder->load + units) * speed;
-        if (best == nullptr || time < best_time) {
+        const bool is_shunned = time_now < holder->shunned_until;
+        if (best == nullptr || (best_is_shunned && !is_shunned) ||
+            (best_is_shunned == is_shunned && time < best_time)) {
             best = holder;
             best_time = time;
+            best_is_shunned = is_shunned;
         }
     }
-    return best;
+    return best_is_shunned && d_.local_ != nullptr ? nullptr : best;
 }
 
 double Dispatcher::Call::speed_of(const Holder& holder) const {
@@ -148,9 +156,9 @@ Status Dispatcher::Call::assign() {
         }
     }
     todo_ = std::move(waiting);
-    if (todo_.empty()) { waiting_since_ = now(); }
+    if (!todo_.empty() && !stalled_since_) { stalled_since_ = now(); }
     for (Holder* holder : order) { send_all(*holder, std::move(chosen[holder])); }
-    if (!todo_.empty() && now() - waiting_since_ > d_.options_.coverage_wait) {
+    if (!todo_.empty() && stalled_since_ && now() - *stalled_since_ > d_.options_.coverage_wait) {
         return fail(ErrorKind::disconnected,
                     "layer {}: no worker holds expert {} ({} experts lack one) and the coordinator does not compute "
                     "experts itself; is a worker still loading, or gone? See `linkcpp status`",
@@ -286,6 +294,8 @@ void Dispatcher::Call::copy_rows(std::span<const std::uint32_t> tokens, const wi
 
 void Dispatcher::Call::lose(Holder& holder, const Error& error) {
     log_warn("worker {}: {}; its work goes to others", holder.name, error.message);
+    shun(holder, error);
+    if (!stalled_since_) { stalled_since_ = now(); }
     holder.link.reset();
     holder.in_flight = 0;
     for (auto it = requests_.begin(); it != requests_.end();) {
@@ -296,6 +306,13 @@ void Dispatcher::Call::lose(Holder& holder, const Error& error) {
         give_back(it->second, nullptr);
         it = requests_.erase(it);
     }
+}
+
+void Dispatcher::Call::shun(Holder& holder, const Error& error) {
+    ++holder.n_failures;
+    // To be restarted is no fault; to hang up again and again is one.
+    const int n = error.kind == ErrorKind::disconnected ? holder.n_failures - kForgivenHangUps : holder.n_failures;
+    if (n > 0) { holder.shunned_until = now() + kShunned * (1 << std::min(n, kMaxShunDoublings)); }
 }
 
 void Dispatcher::Call::give_back(Request& request, const Holder* refused_by) {
@@ -312,18 +329,17 @@ Status Dispatcher::Call::compute_local() {
     for (const Task& task : tasks) {
         std::vector<float> rows(task.positions.size() * work_.n_embd);
         std::vector<float> results(rows.size());
-        std::vector<expert::Pair> pairs(task.positions.size());
-        for (std::size_t i = 0; i < pairs.size(); ++i) {
+        const std::size_t n_pairs = task.positions.size();
+        for (std::size_t i = 0; i < n_pairs; ++i) {
             const std::uint32_t token = task.positions[i] / work_.n_used;
             std::copy_n(work_.h + token * work_.h_stride, work_.n_embd, rows.data() + i * work_.n_embd);
-            pairs[i] = {static_cast<std::uint16_t>(i), task.expert, 0};
         }
-        LINKCPP_CHECK(d_.local_->compute_rows(work_.layer, rows, pairs, results));
-        for (std::size_t i = 0; i < pairs.size(); ++i) {
+        LINKCPP_CHECK(d_.local_->compute(work_.layer, task.expert, rows, results));
+        for (std::size_t i = 0; i < n_pairs; ++i) {
             deliver(task.positions[i], reinterpret_cast<const std::byte*>(results.data() + i * work_.n_embd));
         }
-        d_.stats_.pairs += pairs.size();
-        d_.stats_.local_pairs += pairs.size();
+        d_.stats_.pairs += n_pairs;
+        d_.stats_.local_pairs += n_pairs;
         LINKCPP_CHECK(progress(0ns));
     }
     return {};
@@ -391,6 +407,7 @@ Status Dispatcher::Call::take(Holder& holder, const wire::DecodedAnswer& answer)
     if (header.outcome != wire::Outcome::done) {
         log_warn("worker {}: {} (layer {}); its work goes to others", holder.name, to_string(header.outcome),
                  work_.layer);
+        shun(holder, {ErrorKind::failed, {}});
         give_back(request, &holder);
         finish(holder, found);
         return {};
@@ -408,6 +425,9 @@ Status Dispatcher::Call::take(Holder& holder, const wire::DecodedAnswer& answer)
         request.deadline = std::max(request.deadline, now() + d_.options_.hang);  // it is at work
         return {};
     }
+    holder.n_failures = 0;
+    holder.shunned_until = {};
+    stalled_since_.reset();
     d_.stats_.pairs += request.positions.size();
     const double us_per_unit = std::max(1.0, static_cast<double>(request.compute_us)) / request.units;
     holder.us_per_unit =

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -50,6 +51,8 @@ class Dispatcher::Call {
     // The holder's link is given up; what it had goes back to be assigned anew.
     void lose(Holder& holder, const Error& error);
     void give_back(Request& request, const Holder* refused_by);
+    // Others are preferred to a holder that has failed, the longer the more often it has failed in a row.
+    static void shun(Holder& holder, const Error& error);
     void declare_hung();
 
     // ---- from answers to the result
@@ -82,7 +85,7 @@ class Dispatcher::Call {
     std::vector<Task> local_;  // to be computed here
     std::map<std::uint64_t, Request> requests_;
     std::vector<PartialSums> partial_;
-    TimePoint waiting_since_{};
+    std::optional<TimePoint> stalled_since_;  // work was lost or found no holder, and no answer has come since
 };
 
 }  // namespace linkcpp::coordinator

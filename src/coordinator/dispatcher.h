@@ -30,7 +30,7 @@ struct DispatchOptions {
     // A holder that has not answered for this long, and for several times what its work should take, is hung.
     Duration hang = std::chrono::seconds(1);
     // The same while nothing is known about its speed.
-    Duration hang_unmeasured = std::chrono::seconds(30);
+    Duration hang_unmeasured = std::chrono::seconds(10);
     // How long a call waits for a holder to come (back) before it fails.
     Duration coverage_wait = std::chrono::milliseconds(1500);
 };
@@ -96,8 +96,9 @@ class Dispatcher {
         double load = 0;         // of the current call
         std::size_t in_flight = 0;
         TimePoint deadline{};  // of the oldest request in flight
-        TimePoint progress_at{};
-        std::uint64_t bytes_seen = 0;
+        // Failures since its last good answer, and until when others are preferred for them.
+        int n_failures = 0;
+        TimePoint shunned_until{};
     };
     // Pairs of one expert: positions (token * n_used + slot), ascending.
     struct Task {

@@ -362,5 +362,40 @@ TEST_F(DispatcherTest, a_worker_that_comes_back_is_used_again) {
     EXPECT_TRUE(works(2));
 }
 
+TEST_F(DispatcherTest, a_peer_that_is_silent_costs_its_time_once_not_in_every_layer) {
+    make({});
+    Peer& silent_peer = add(kAll, silent);
+    add(kAll, honest);
+    EXPECT_TRUE(works(20));
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < 10; ++i) {  // it comes back each time
+        auto fds = net::socket_pair().value();
+        peers_.push_back(std::make_unique<Peer>(std::move(fds.second), silent));
+        dispatcher_->add_link("worker-0", net::Link::plain(std::move(fds.first), "worker-0"));
+        EXPECT_TRUE(works(20));
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 5 * 200ms);
+    EXPECT_EQ(silent_peer.n_requests, 1);
+}
+
+TEST_F(DispatcherTest, a_peer_that_hangs_up_whenever_it_is_asked_fails_the_call_in_time) {
+    make({});
+    add(kAll, hang_up);
+    std::atomic<bool> done{false};
+    std::jthread reconnect([&] {
+        std::vector<std::unique_ptr<Peer>> again;
+        while (!done) {
+            auto fds = net::socket_pair().value();
+            again.push_back(std::make_unique<Peer>(std::move(fds.second), hang_up));
+            dispatcher_->add_link("worker-0", net::Link::plain(std::move(fds.first), "worker-0"));
+            std::this_thread::sleep_for(10ms);
+        }
+    });
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_FALSE(works(5));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 3s);
+    done = true;
+}
+
 }  // namespace
 }  // namespace linkcpp::coordinator

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/platform.h"
 #include "coordinator/block.h"
 #include "coordinator/dispatcher.h"
 #include "coordinator/hub_client.h"
@@ -206,6 +207,20 @@ Status wait_for_coverage(Duration timeout) {
     return {};
 }
 
+constexpr Duration kStopTimeout = std::chrono::milliseconds(500);
+
+// At the end of the process the control thread goes first, while what it uses is still there.
+void stop_client() {
+    const std::lock_guard lock(g_plugin->mutex);
+    if (!g_plugin->client) { return; }
+    ::unlink(g_plugin->client->unix_path().c_str());
+    if (g_plugin->client->stop(kStopTimeout)) {
+        g_plugin->client.reset();
+    } else {
+        static_cast<void>(g_plugin->client.release());
+    }
+}
+
 // Called when the first real buffer is allocated: a model is being loaded in earnest.
 Status connect() {
     const std::lock_guard lock(g_plugin->mutex);
@@ -217,6 +232,8 @@ Status connect() {
     if (g_plugin->manifest) { return {}; }
     if (!g_plugin->client) {
         LINKCPP_TRY(g_plugin->client, HubClient::start(g_plugin->settings.hub, g_plugin->dispatcher));
+        static std::once_flag at_exit;
+        std::call_once(at_exit, [] { std::atexit(stop_client); });
     }
     auto manifest = g_plugin->client->wait_for_model(g_plugin->settings.wait);
     if (!manifest) {
@@ -467,6 +484,7 @@ constexpr ggml_backend_buffer_type_i kBufferTypeInterface = {
 #endif
 
 void make_plugin() {
+    open_standard_streams();
     set_log_name("linkcpp");
     auto settings = read_settings();
     if (!settings) {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
 
 #include <poll.h>
 #include <unistd.h>
@@ -25,6 +28,18 @@ TimePoint now() {
     return std::chrono::steady_clock::now();
 }
 
+// Sockets of programs that were ended before they could remove them.
+void remove_stale_sockets(const std::filesystem::path& dir) {
+    static constexpr std::string_view kStart = "coordinator-";
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(dir, error)) {
+        const std::string name = entry.path().filename().string();
+        if (!name.starts_with(kStart) || !name.ends_with(".sock")) { continue; }
+        const long pid = std::strtol(name.c_str() + kStart.size(), nullptr, 10);
+        if (pid > 0 && ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH) { ::unlink(entry.path().c_str()); }
+    }
+}
+
 }  // namespace
 
 HubClient::HubClient(HubClientOptions options, Dispatcher& dispatcher, net::Identity identity, net::TlsContext tls,
@@ -42,6 +57,7 @@ Result<std::unique_ptr<HubClient>> HubClient::start(HubClientOptions options, Di
     LINKCPP_TRY(net::TlsContext tls, net::TlsContext::make(identity));
     LINKCPP_TRY(net::Listener tcp, net::Listener::tcp(options.listen));
     LINKCPP_TRY(const std::filesystem::path dir, runtime_dir());
+    remove_stale_sockets(dir);
     const std::filesystem::path path = dir / fmt::format("coordinator-{}-{}.sock", ::getpid(), random_hex(3));
     LINKCPP_TRY(net::Listener unix_listener, net::Listener::unix_socket(path));
     std::unique_ptr<HubClient> client(new HubClient(std::move(options), dispatcher, std::move(identity), std::move(tls),
@@ -51,6 +67,7 @@ Result<std::unique_ptr<HubClient>> HubClient::start(HubClientOptions options, Di
         try {
             raw->run(stop);
         } catch (const std::exception& error) { raw->fail_start({ErrorKind::failed, error.what()}); }
+        raw->ended_ = true;
     });
     return client;
 }
@@ -58,6 +75,14 @@ Result<std::unique_ptr<HubClient>> HubClient::start(HubClientOptions options, Di
 HubClient::~HubClient() {
     thread_.request_stop();
     stop_wakeup_.signal();
+}
+
+bool HubClient::stop(Duration timeout) {
+    thread_.request_stop();
+    stop_wakeup_.signal();
+    const TimePoint deadline = now() + timeout;
+    while (!ended_ && now() < deadline) { ::usleep(1000); }
+    return ended_;
 }
 
 void HubClient::fail_start(const Error& error) {
@@ -192,7 +217,8 @@ void HubClient::open_local_experts() {
         log_info("the model file is not on this machine: experts that no worker holds cannot be computed here");
         return;
     }
-    auto local = LocalExperts::open(path, *manifest_, options_.n_threads);
+    const std::uint64_t memory = options_.local_bytes != 0 ? options_.local_bytes : available_memory_bytes() / 2;
+    auto local = LocalExperts::open(path, *manifest_, options_.n_threads, memory);
     if (local) {
         dispatcher_.set_local(*std::move(local));
     } else {

@@ -2,6 +2,7 @@
 // One thread of its own, the control thread; it reconnects by itself, and dispatch goes on while the hub is away.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
@@ -30,9 +31,10 @@ struct HubClientOptions {
     net::JoinLine hub;
     net::Address listen{"127.0.0.1", 0};  // data links over TLS
     bool local_experts = true;
-    std::filesystem::path model;  // for local experts; empty: what the hub says, when it is on this machine
-    unsigned n_threads = 0;       // of local experts
-    std::string process;          // for people
+    std::filesystem::path model;    // for local experts; empty: what the hub says, when it is on this machine
+    unsigned n_threads = 0;         // of local experts
+    std::uint64_t local_bytes = 0;  // memory for local experts; 0: half of what is free then
+    std::string process;            // for people
 };
 
 class HubClient {
@@ -40,6 +42,10 @@ class HubClient {
     // Opens the listeners and starts the control thread. `dispatcher` outlives this object.
     static Result<std::unique_ptr<HubClient>> start(HubClientOptions options, Dispatcher& dispatcher);
     ~HubClient();
+    // Asks the control thread to end and waits for that, but not for long: it may be dialling a hub that does not
+    // answer. False when it has not ended: then this object must not be destroyed.
+    bool stop(Duration timeout);
+    const std::filesystem::path& unix_path() const { return unix_path_; }
 
     // Waits until the hub has sent the model and the first routes, with a line of progress every few seconds.
     // Errors: timeout, invalid (wrong key or token), what else kept it from connecting.
@@ -92,6 +98,7 @@ class HubClient {
     Error last_error_;
     bool hopeless_ = false;  // last_error_ will not go away by trying again
 
+    std::atomic<bool> ended_{false};
     std::jthread thread_;  // last
 };
 

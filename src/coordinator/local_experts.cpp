@@ -1,13 +1,15 @@
 #include "coordinator/local_experts.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/log.h"
 
 namespace linkcpp::coordinator {
 
 Result<std::unique_ptr<LocalExperts>> LocalExperts::open(const std::filesystem::path& path,
-                                                         const model::Manifest& manifest, unsigned n_threads) {
+                                                         const model::Manifest& manifest, unsigned n_threads,
+                                                         std::uint64_t memory_bytes) {
     LINKCPP_TRY(model::GgufFile file, model::GgufFile::open(path));
     LINKCPP_TRY(const model::MoeModel model, model::read_moe(file));
     if (model.layers != manifest.model.layers) {
@@ -17,58 +19,50 @@ Result<std::unique_ptr<LocalExperts>> LocalExperts::open(const std::filesystem::
     const std::vector<expert::Device> devices = expert::devices();
     const auto cpu = std::ranges::find_if(devices, &expert::Device::is_cpu);
     if (cpu == devices.end()) { return fail(ErrorKind::unsupported, "no CPU backend to compute experts on"); }
-    std::unique_ptr<LocalExperts> local(new LocalExperts(manifest, std::move(file)));
-    for (std::size_t i = 0; i < local->file_.n_splits(); ++i) {
-        LINKCPP_TRY(MappedFile mapped, MappedFile::open(local->file_.path(i)));
-        local->mapped_.push_back(std::move(mapped));
-    }
+    std::unique_ptr<LocalExperts> local(new LocalExperts(manifest, std::move(file), memory_bytes));
     LINKCPP_TRY(local->engine_, expert::Engine::open(*cpu, n_threads));
     return local;
 }
 
-Result<std::vector<ByteView>> LocalExperts::tensors(const model::MoeLayer& layer) const {
-    std::vector<ByteView> data;
-    for (const model::ExpertTensor& tensor : layer.tensors) {
-        const model::TensorInfo* info = file_.find(tensor.name);
-        if (info == nullptr || info->offset + info->n_bytes > mapped_[info->split].bytes().size()) {
-            return fail(ErrorKind::corrupt, "{}: not in the file any more", tensor.name);
-        }
-        data.push_back(mapped_[info->split].bytes().subspan(info->offset, info->n_bytes));
+Result<std::uint32_t> LocalExperts::hold(const model::MoeLayer& layer, std::uint32_t expert) {
+    if (const auto found = index_.find({layer.layer, expert}); found != index_.end()) {
+        held_.splice(held_.begin(), held_, found->second);
+        return held_.front().key;
     }
-    return data;
-}
-
-Status LocalExperts::hold(const model::MoeLayer& layer) {
-    if (held_.contains(layer.layer)) { return {}; }
-    LINKCPP_TRY(const std::vector<ByteView> data, tensors(layer));
-    LINKCPP_CHECK(engine_->hold_mapped(0, layer, data));
-    held_.insert(layer.layer);
-    return {};
-}
-
-Status LocalExperts::verify(const model::MoeLayer& layer, std::uint32_t expert) {
-    if (verified_.contains({layer.layer, expert})) { return {}; }
     const Digest* expected = manifest_.slice(layer.layer, expert);
-    LINKCPP_TRY(const std::vector<ByteView> data, tensors(layer));
-    Sha256 hash;
-    for (std::size_t i = 0; i < data.size(); ++i) {
-        hash.add(data[i].subspan(expert * layer.tensors[i].slab_bytes, layer.tensors[i].slab_bytes));
-    }
-    if (expected == nullptr || hash.finish() != *expected) {
+    LINKCPP_TRY(const Bytes slice, model::read_slice(file_, layer, expert));
+    if (expected == nullptr || sha256(slice) != *expected) {
         return fail(ErrorKind::corrupt, "{}: expert {} of layer {} has other bytes than the model that is served",
                     file_.path().string(), expert, layer.layer);
     }
-    verified_.insert({layer.layer, expert});
-    return {};
+    while (!held_.empty() && held_bytes_ + slice.size() > memory_bytes_) {
+        const Held& oldest = held_.back();
+        engine_->drop(oldest.key);
+        held_bytes_ -= oldest.bytes;
+        index_.erase({oldest.layer, oldest.expert});
+        held_.pop_back();
+    }
+    model::MoeLayer alone = layer;  // a layer of its own for the engine
+    alone.layer = next_key_++;
+    const std::array experts{static_cast<std::uint16_t>(expert)};
+    const auto source = [&](std::uint32_t, std::uint32_t) -> Result<ByteView> { return slice; };
+    LINKCPP_CHECK(engine_->hold(0, alone, experts, source));
+    held_.push_front({layer.layer, expert, alone.layer, slice.size()});
+    index_[{layer.layer, expert}] = held_.begin();
+    held_bytes_ += slice.size();
+    return alone.layer;
 }
 
-Status LocalExperts::compute_rows(std::uint32_t layer, std::span<const float> rows, std::span<const expert::Pair> pairs,
-                                  std::span<float> out) {
+Status LocalExperts::compute(std::uint32_t layer, std::uint32_t expert, std::span<const float> rows,
+                             std::span<float> out) {
     const model::MoeLayer* described = manifest_.model.find(layer);
     if (described == nullptr) { return fail(ErrorKind::not_found, "layer {} has no routed experts", layer); }
-    LINKCPP_CHECK(hold(*described));
-    for (const expert::Pair& pair : pairs) { LINKCPP_CHECK(verify(*described, pair.expert)); }
-    return engine_->compute_rows({0, layer, described->n_embd, rows, pairs}, out);
+    LINKCPP_TRY(const std::uint32_t key, hold(*described, expert));
+    std::vector<expert::Pair> pairs(rows.size() / described->n_embd);
+    for (std::size_t i = 0; i < pairs.size(); ++i) {
+        pairs[i] = {static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(expert), 0};
+    }
+    return engine_->compute_rows({0, key, described->n_embd, rows, pairs}, out);
 }
 
 }  // namespace linkcpp::coordinator

@@ -1,13 +1,14 @@
-// The coordinator's own experts: computed from the model file, mapped, for slices that no worker holds.
+// The coordinator's own experts, for slices that no worker holds: read from the model file, checked by their hash, and
+// kept in memory as far as that goes. Nothing is mapped: what somebody does to the file later cannot change or end
+// anything.
 #pragma once
 
 #include <filesystem>
+#include <list>
+#include <map>
 #include <memory>
-#include <set>
-#include <vector>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "expert/engine.h"
 #include "model/gguf_file.h"
 #include "model/manifest.h"
@@ -17,27 +18,39 @@ namespace linkcpp::coordinator {
 // One thread at a time.
 class LocalExperts {
   public:
+    // `memory_bytes`: what experts may fill; the least recently used make room. At least one is kept.
     // Errors: those of GgufFile, invalid (the file is another model than the manifest's), unsupported (no CPU device).
     static Result<std::unique_ptr<LocalExperts>> open(const std::filesystem::path& path,
-                                                      const model::Manifest& manifest, unsigned n_threads);
+                                                      const model::Manifest& manifest, unsigned n_threads,
+                                                      std::uint64_t memory_bytes);
 
-    // As Engine::compute_rows(). A slice's hash is checked before it computes for the first time.
+    // One expert on rows {n_embd, n_rows}; out: {n_embd, n_rows}.
     // Errors: corrupt (the file's bytes are not those of the manifest), failed.
-    Status compute_rows(std::uint32_t layer, std::span<const float> rows, std::span<const expert::Pair> pairs,
-                        std::span<float> out);
+    Status compute(std::uint32_t layer, std::uint32_t expert, std::span<const float> rows, std::span<float> out);
+
+    std::uint64_t held_bytes() const { return held_bytes_; }
 
   private:
-    LocalExperts(const model::Manifest& manifest, model::GgufFile file) : manifest_(manifest), file_(std::move(file)) {}
-    Status hold(const model::MoeLayer& layer);
-    Status verify(const model::MoeLayer& layer, std::uint32_t expert);
-    Result<std::vector<ByteView>> tensors(const model::MoeLayer& layer) const;
+    struct Held {
+        std::uint32_t layer;
+        std::uint32_t expert;
+        std::uint32_t key;  // the engine's number for it
+        std::uint64_t bytes;
+    };
+
+    LocalExperts(const model::Manifest& manifest, model::GgufFile file, std::uint64_t memory_bytes)
+        : manifest_(manifest), file_(std::move(file)), memory_bytes_(memory_bytes) {}
+    // The engine's number of a slice, loaded if it is not there.
+    Result<std::uint32_t> hold(const model::MoeLayer& layer, std::uint32_t expert);
 
     const model::Manifest& manifest_;
     model::GgufFile file_;
-    std::vector<MappedFile> mapped_;  // one a split
-    std::set<std::uint32_t> held_;
-    std::set<std::pair<std::uint32_t, std::uint32_t>> verified_;
-    std::unique_ptr<expert::Engine> engine_;  // last: reads the mappings
+    std::uint64_t memory_bytes_;
+    std::uint64_t held_bytes_ = 0;
+    std::uint32_t next_key_ = 0;
+    std::list<Held> held_;  // the most recently used first
+    std::map<std::pair<std::uint32_t, std::uint32_t>, std::list<Held>::iterator> index_;
+    std::unique_ptr<expert::Engine> engine_;
 };
 
 }  // namespace linkcpp::coordinator

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/platform.h"
+#include "base/units.h"
 
 namespace linkcpp::coordinator {
 namespace {
@@ -55,6 +56,11 @@ Result<Settings> read_settings() {
         LINKCPP_TRY(settings.hub.listen, net::parse_address(listen));
     }
     settings.hub.model = variable("LINKCPP_MODEL");
+    if (const std::string_view memory = variable("LINKCPP_LOCAL_MEMORY"); !memory.empty()) {
+        auto bytes = parse_bytes(memory);
+        if (!bytes) { return fail_with("LINKCPP_LOCAL_MEMORY", bytes.error()); }
+        settings.hub.local_bytes = *bytes;
+    }
     settings.hub.process = fmt::format("{}[{}]", process_name(), ::getpid());
     LINKCPP_TRY(settings.wait, seconds("LINKCPP_WAIT", settings.wait));
     LINKCPP_TRY(settings.coverage_wait, seconds("LINKCPP_COVERAGE_WAIT", settings.coverage_wait));

@@ -1,5 +1,6 @@
 #include "hub/http.h"
 
+#include <chrono>
 #include <unordered_map>
 
 #include <httplib.h>
@@ -10,7 +11,9 @@ namespace linkcpp::hub {
 namespace {
 
 // A kept-alive connection holds a thread; each worker keeps one while it loads.
-constexpr std::size_t kThreads = 32;
+constexpr std::size_t kThreads = 64;
+// A peer that has not sent its next bytes by then loses its connection.
+constexpr int kReadTimeoutS = 5;
 constexpr std::size_t kRequestsPerConnection = 1'000'000;
 constexpr std::size_t kMaxRequestBody = 64u << 10;
 
@@ -79,13 +82,17 @@ bool Tokens::accept(std::string_view token) const {
 HttpServer::HttpServer() = default;
 
 HttpServer::~HttpServer() {
+    // stop() does nothing before the server runs.
+    while (thread_.joinable() && !server_->is_running() && !ended_) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     if (server_) { server_->stop(); }
     if (thread_.joinable()) { thread_.join(); }
 }
 
-Result<std::unique_ptr<HttpServer>> HttpServer::start(const net::Address& address, const net::Identity& identity,
-                                                      const model::GgufFile& file, const model::Manifest& manifest,
-                                                      const Tokens& tokens, StatusSource status) {
+Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address, const net::Identity& identity,
+                                                     const model::GgufFile& file, const model::Manifest& manifest,
+                                                     const Tokens& tokens, StatusSource status) {
     std::unique_ptr<HttpServer> http(new HttpServer);
     http->server_ = std::make_unique<httplib::SSLServer>(identity.certificate(), identity.key());
     httplib::SSLServer& server = *http->server_;
@@ -93,6 +100,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(const net::Address& addres
     SSL_CTX_set_min_proto_version(server.ssl_context(), TLS1_3_VERSION);
     server.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
     server.set_keep_alive_max_count(kRequestsPerConnection);
+    server.set_read_timeout(kReadTimeoutS);
     server.set_tcp_nodelay(true);
     server.set_payload_max_length(kMaxRequestBody);
     // httplib's default also sets SO_REUSEPORT, which would let two hubs share a port unnoticed.
@@ -131,8 +139,14 @@ Result<std::unique_ptr<HttpServer>> HttpServer::start(const net::Address& addres
                     address.text());
     }
     http->port_ = static_cast<std::uint16_t>(port);
-    http->thread_ = std::thread([&server] { server.listen_after_bind(); });
     return http;
+}
+
+void HttpServer::start() {
+    thread_ = std::thread([this] {
+        server_->listen_after_bind();
+        ended_ = true;
+    });
 }
 
 }  // namespace linkcpp::hub

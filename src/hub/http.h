@@ -2,6 +2,7 @@
 // token. Requests run on the server's own threads.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -40,17 +41,21 @@ class HttpServer {
     // Returns the status as JSON; called on the server's threads.
     using StatusSource = std::function<std::string()>;
 
-    // `file`, `manifest` and `tokens` outlive the server. Errors: invalid (the port is in use).
-    static Result<std::unique_ptr<HttpServer>> start(const net::Address& address, const net::Identity& identity,
-                                                     const model::GgufFile& file, const model::Manifest& manifest,
-                                                     const Tokens& tokens, StatusSource status);
+    // Opens the port; connections wait until start(). `file`, `manifest` and `tokens` outlive the server. Errors:
+    // invalid (the port is in use).
+    static Result<std::unique_ptr<HttpServer>> make(const net::Address& address, const net::Identity& identity,
+                                                    const model::GgufFile& file, const model::Manifest& manifest,
+                                                    const Tokens& tokens, StatusSource status);
     ~HttpServer();
+    // Starts the server's threads.
+    void start();
     std::uint16_t port() const { return port_; }
 
   private:
     HttpServer();
     std::unique_ptr<httplib::SSLServer> server_;
     std::uint16_t port_ = 0;
+    std::atomic<bool> ended_{false};
     std::thread thread_;
 };
 

@@ -23,6 +23,7 @@ constexpr std::size_t kTokenBytes = 16;
 constexpr std::size_t kMaxPeers = 1024;
 constexpr Duration kHelloTimeout = 5s;
 constexpr Duration kStatusWait = 300ms;
+constexpr Duration kAcceptPause = 1s;
 
 TimePoint now() {
     return std::chrono::steady_clock::now();
@@ -85,7 +86,9 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
     LINKCPP_TRY(model::GgufFile file, model::GgufFile::open(options.model));
     if (auto moe = model::read_moe(file); !moe) { return std::unexpected(moe.error()); }
     // Ports first: to hash 70 GB and then find the port taken would be a poor joke.
-    LINKCPP_TRY(net::Listener listener, net::Listener::tcp(options.listen));
+    auto listening = net::Listener::tcp(options.listen);
+    if (!listening) { return fail(listening.error().kind, "{} (with --port or --listen)", listening.error().message); }
+    net::Listener listener = *std::move(listening);
     LINKCPP_TRY(const std::filesystem::path dir, state_dir());
     LINKCPP_TRY(net::Identity identity, net::Identity::load_or_make(dir, "hub"));
     LINKCPP_TRY(net::TlsContext tls, net::TlsContext::make(identity));
@@ -94,8 +97,8 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
     const net::Address https{options.listen.host, options.https_port};
     std::unique_ptr<Hub> hub(new Hub(std::move(options), std::move(file), std::move(manifest), std::move(identity),
                                      std::move(tls), std::move(listener), std::move(token)));
-    LINKCPP_TRY(hub->http_, HttpServer::start(https, hub->identity_, hub->file_, hub->manifest_, hub->tokens_,
-                                              [raw = hub.get()] { return raw->status_json(); }));
+    LINKCPP_TRY(hub->http_, HttpServer::make(https, hub->identity_, hub->file_, hub->manifest_, hub->tokens_,
+                                             [raw = hub.get()] { return raw->status_json(); }));
     return hub;
 }
 
@@ -106,15 +109,19 @@ net::JoinLine Hub::join_line() const {
 
 Status Hub::run(const std::stop_token& stop) {
     const std::stop_callback wake(stop, [this] { wake_.signal(); });
+    http_->start();
     std::vector<pollfd> entries;
     while (!stop.stop_requested()) {
         replan();
+        note_loading();
         heartbeat();
         answer_status();
-        entries.assign({{wake_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}});
+        const bool accepting = now() >= accept_again_;
+        entries.assign({{wake_.fd(), POLLIN, 0}, {accepting ? listener_.fd() : -1, POLLIN, 0}});
         for (const auto& peer : peers_) { entries.push_back({peer->link->fd(), peer->link->events(), 0}); }
         TimePoint next = std::min(next_heartbeat_, swarm_.next_replan(now()));
         if (status_asked_ != 0) { next = std::min(next, status_deadline_); }
+        if (!accepting) { next = std::min(next, accept_again_); }
         ::poll(entries.data(), entries.size(), to_poll_ms(next - now()));
         if (entries[0].revents != 0) { wake_.clear(); }
         for (std::size_t i = 2; i < entries.size(); ++i) {
@@ -131,6 +138,8 @@ void Hub::accept() {
     while (true) {
         auto accepted = listener_.accept();
         if (!accepted) {
+            // Out of descriptors, say: whoever knocks goes on knocking, so look away for a moment.
+            accept_again_ = now() + kAcceptPause;
             log_warn("{}", accepted.error().message);
             return;
         }
@@ -294,6 +303,18 @@ fb::CoordinatorsT Hub::coordinators() const {
     return list;
 }
 
+void Hub::note_loading() {
+    Loading loading;
+    for (const auto& [id, worker] : swarm_.workers()) {
+        if (!worker.connected || worker.shard.state != fb::ShardState::loading) { continue; }
+        loading.done_bytes += worker.shard.done_bytes;
+        loading.total_bytes += worker.shard.total_bytes;
+    }
+    loading_done_ = loading.done_bytes;
+    loading_total_ = loading.total_bytes;
+    settled_ = swarm_.settled();
+}
+
 void Hub::send_coordinators() {
     for (const auto& peer : peers_) {
         if (peer->role == fb::Role::worker) { send(*peer, coordinators()); }
@@ -430,7 +451,7 @@ std::string Hub::make_status() const {
           {"replicas", swarm_.options().n_replicas}}},
         {"workers", workers},
         {"coordinators", coordinators}};
-    return status.dump();
+    return status.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 }  // namespace linkcpp::hub

@@ -40,9 +40,15 @@ struct HubOptions {
     Duration silence = std::chrono::seconds(10);  // a peer that says nothing for so long is gone
 };
 
+struct Loading {
+    std::uint64_t done_bytes = 0;
+    std::uint64_t total_bytes = 0;
+};
+
 class Hub {
   public:
-    // Reads (or makes) manifest, key and token; opens both ports. Errors: those of GgufFile, read_moe, Listener.
+    // Reads (or makes) manifest, key and token; opens both ports. Starts no thread that outlives the call. Errors:
+    // those of GgufFile, read_moe, Listener.
     static Result<std::unique_ptr<Hub>> make(HubOptions options);
     ~Hub();
 
@@ -57,6 +63,10 @@ class Hub {
 
     // From any thread: all slices have a live holder.
     bool complete() const { return complete_.load(); }
+    // From any thread: all who have joined have loaded what they were given, or failed to.
+    bool settled() const { return settled_.load(); }
+    // From any thread: how far the workers are with what they load now.
+    Loading loading() const { return {loading_done_.load(), loading_total_.load()}; }
     // From any thread: the status as JSON, with the workers' counters as of now (waits for them at most 300 ms).
     std::string status_json();
 
@@ -90,6 +100,7 @@ class Hub {
     wire::fb::CoordinatorsT coordinators() const;
     void replan();
     void heartbeat();
+    void note_loading();
     void answer_status();
     std::string make_status() const;
     template <class Message>
@@ -110,9 +121,13 @@ class Hub {
     std::vector<std::unique_ptr<Peer>> peers_;
     TimePoint started_;
     TimePoint next_heartbeat_{};
+    TimePoint accept_again_{};
     bool routes_changed_ = false;
     net::Wakeup wake_;
     std::atomic<bool> complete_{false};
+    std::atomic<bool> settled_{false};
+    std::atomic<std::uint64_t> loading_done_{0};
+    std::atomic<std::uint64_t> loading_total_{0};
 
     std::mutex status_mutex_;  // guards the four below
     std::condition_variable status_ready_;

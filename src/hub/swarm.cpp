@@ -9,6 +9,8 @@ namespace {
 
 namespace fb = wire::fb;
 
+constexpr int kMaxRetryDoublings = 5;
+
 plan::Holdings combine(const plan::Holdings& a, const plan::Holdings& b, const auto& keep) {
     plan::Holdings out = a;
     for (std::size_t layer = 0; layer < out.size(); ++layer) {
@@ -45,6 +47,7 @@ void Swarm::joined(const std::string& id, const fb::HelloT& hello, TimePoint now
     worker.connected = true;
     worker.seen_at = now;
     worker.shard = {};
+    worker.retry_at = {};
     // A worker that is back gets its assignment again under a new epoch; placement only changes for a new one.
     worker.assigned = nothing(model_);
     must_place_ = true;
@@ -65,9 +68,21 @@ bool Swarm::reported(const std::string& id, const fb::ShardT& shard, TimePoint n
     WorkerRecord& worker = found->second;
     worker.seen_at = now;
     worker.shard = shard;
+    if (shard.state == fb::ShardState::failed && shard.epoch == worker.epoch && worker.epoch != 0 &&
+        worker.retry_at == TimePoint{}) {
+        const Duration pause = options_.retry * (1 << std::min(worker.n_failures++, kMaxRetryDoublings));
+        log_warn("worker {} cannot load: {}; its slices go elsewhere, it is asked again in {:.0f} s", worker.hello.name,
+                 shard.error, to_seconds(pause));
+        worker.retry_at = now + pause;
+        worker.share = worker.assigned = nothing(model_);
+        must_place_ = true;
+        changed_at_ = now;
+        return false;
+    }
     const bool is_ready = shard.state == fb::ShardState::ready && shard.epoch == worker.epoch && worker.epoch != 0;
     if (!is_ready || worker.ready_epoch == worker.epoch) { return false; }
     worker.ready_epoch = worker.epoch;
+    worker.n_failures = 0;
     worker.ready = worker.assigned;
     must_assign_ = true;
     return true;
@@ -86,6 +101,7 @@ TimePoint Swarm::next_replan(TimePoint now) const {
     if (must_place_) { next = std::min(next, changed_at_ + options_.settle); }
     for (const auto& [id, worker] : workers_) {
         if (!worker.connected) { next = std::min(next, worker.left_at + options_.grace); }
+        if (worker.retry_at != TimePoint{}) { next = std::min(next, worker.retry_at); }
     }
     return std::max(now, next);
 }
@@ -101,16 +117,24 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
             ++it;
         }
     }
+    for (auto& [id, worker] : workers_) {
+        if (worker.retry_at == TimePoint{} || now < worker.retry_at) { continue; }
+        worker.retry_at = {};
+        must_place_ = true;
+    }
     const bool settled = now >= changed_at_ + options_.settle;
     const bool enough =
         placed_ || workers_.size() >= options_.expected_workers || now >= first_join_ + options_.patience;
     if (must_place_ && settled && enough) {
         std::vector<plan::Holder> holders;
-        for (const auto& [id, worker] : workers_) { holders.push_back({id, worker.hello.memory_bytes, worker.share}); }
+        for (const auto& [id, worker] : workers_) {
+            const bool waits = worker.retry_at != TimePoint{};
+            holders.push_back({id, waits ? 0 : worker.hello.memory_bytes, worker.share});
+        }
         plan::Placement placement = plan::place(model_, holders, options_.n_replicas);
         std::size_t i = 0;
         for (auto& [id, worker] : workers_) { worker.share = std::move(placement.holders[i++]); }
-        if (placement.missing_slices > 0) {
+        if (placement.missing_slices > 0 && !workers_.empty()) {
             log_warn(
                 "{} of {} slices find no place: the workers' memory is too small; add workers or give them more "
                 "(join --memory)",
@@ -124,7 +148,7 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
     if (!must_assign_) { return changed; }
     must_assign_ = false;
     for (auto& [id, worker] : workers_) {
-        if (!worker.connected) { continue; }
+        if (!worker.connected || worker.retry_at != TimePoint{}) { continue; }
         plan::Holdings wanted = share_and_orphans(worker);
         if (plan::bytes_of(model_, wanted) > worker.hello.memory_bytes) { wanted = worker.share; }
         if (wanted == worker.assigned && worker.epoch != 0 && worker.shard.epoch != 0) { continue; }
@@ -187,6 +211,15 @@ fb::RoutesT Swarm::routes() const {
         routes.workers.push_back(std::move(route));
     }
     return routes;
+}
+
+bool Swarm::settled() const {
+    if (!placed_ || must_place_ || must_assign_) { return false; }
+    return std::ranges::all_of(workers_, [](const auto& entry) {
+        const WorkerRecord& worker = entry.second;
+        if (!worker.connected || worker.retry_at != TimePoint{}) { return true; }
+        return worker.shard.state == fb::ShardState::ready && worker.shard.epoch == worker.epoch;
+    });
 }
 
 std::uint64_t Swarm::total_slices() const {

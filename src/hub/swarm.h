@@ -29,6 +29,8 @@ struct WorkerRecord {
     plan::Holdings assigned;        // what it was told to hold: its share, and perhaps more for a while
     plan::Holdings ready;           // what it has said that it holds
     wire::fb::ShardT shard;         // its last report
+    int n_failures = 0;             // to load, in a row
+    TimePoint retry_at{};           // after a failure: until then others get its slices
     wire::fb::StatsT stats;
 };
 
@@ -42,6 +44,8 @@ class Swarm {
         unsigned expected_workers = 0;                     // do not place before so many have joined …
         Duration patience = std::chrono::seconds(20);      // … or this has passed since the first
         Duration settle = std::chrono::milliseconds(200);  // wait for others who join at the same time
+        Duration retry =
+            std::chrono::seconds(20);  // before a worker that could not load is asked again; then twice that, …
         Duration grace = std::chrono::seconds(15);  // a worker that comes back within it finds its share untouched
     };
 
@@ -61,6 +65,8 @@ class Swarm {
     wire::fb::AssignT assignment(const std::string& id) const;
     wire::fb::RoutesT routes() const;
     std::uint64_t missing_slices() const;  // without a live holder
+    // Slices have been placed, and whoever was given some has loaded them or failed to.
+    bool settled() const;
     std::uint64_t total_slices() const;
 
     const std::map<std::string, WorkerRecord>& workers() const { return workers_; }

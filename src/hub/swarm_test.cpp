@@ -169,5 +169,33 @@ TEST_F(SwarmTest, expected_workers_are_waited_for_but_not_for_ever) {
     EXPECT_EQ(swarm.replan(clock_.now()).size(), 1u);
 }
 
+TEST_F(SwarmTest, a_worker_that_cannot_load_gives_its_slices_to_others_and_is_asked_again) {
+    join("bad");
+    join("good");
+    clock_.advance(1s);
+    for (const std::string& id : swarm_.replan(clock_.now())) {
+        if (id == "good") { ready(id); }
+    }
+    fb::ShardT failed;
+    failed.state = fb::ShardState::failed;
+    failed.epoch = swarm_.workers().at("bad").epoch;
+    failed.error = "disk full";
+    swarm_.reported("bad", failed, clock_.now());
+    EXPECT_FALSE(swarm_.settled());
+    settle();
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+    EXPECT_EQ(slices("good"), 36u);
+    EXPECT_TRUE(swarm_.settled());
+    EXPECT_EQ(swarm_.workers().at("bad").shard.error, "disk full");  // for people to see
+    swarm_.reported("bad", failed, clock_.now());                    // heartbeats repeat it
+    EXPECT_TRUE(swarm_.replan(clock_.now()).empty());
+
+    clock_.advance(swarm_.options().retry);
+    settle();
+    EXPECT_EQ(slices("bad"), 18u);
+    EXPECT_EQ(slices("good"), 18u);
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+}
+
 }  // namespace
 }  // namespace linkcpp::hub

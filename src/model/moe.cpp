@@ -228,12 +228,20 @@ Result<MoeLayer> read_layer(const GgufFile& file, const MoeModel& model, std::ui
     return layer;
 }
 
+// At most `limit` bytes of a text, no character of UTF-8 cut through.
+std::string cut_text(std::string text, std::size_t limit) {
+    if (text.size() <= limit) { return text; }
+    while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xc0) == 0x80) { --limit; }
+    text.resize(limit);
+    return text;
+}
+
 Result<MoeModel> read_model(const GgufFile& file, std::optional<std::uint32_t> n_in_file) {
     const std::string where = file.path().string();
     LINKCPP_CHECK(check_block_kind(file, where));
     MoeModel model;
     model.architecture = file.architecture();
-    model.name = file.text("general.name").value_or("").substr(0, kMaxNameBytes / 4);
+    model.name = cut_text(file.text("general.name").value_or(""), kMaxNameBytes / 4);
     LINKCPP_TRY(model.n_layer, read_count(file, model.architecture + ".block_count", kMaxLayers));
     LINKCPP_TRY(model.n_embd, read_count(file, model.architecture + ".embedding_length", kMaxEmbd));
     LINKCPP_TRY(const std::uint32_t n_expert, read_count(file, model.architecture + ".expert_count", kMaxExperts));

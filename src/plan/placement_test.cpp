@@ -95,7 +95,7 @@ TEST(Placement, a_newcomer_takes_its_share_and_no_more_moves) {
     holders.push_back({"c", 1 << 20, {}});
     const auto second = place(model, holders, 1);
     EXPECT_EQ(second.missing_slices, 0u);
-    EXPECT_EQ(second.moved_bytes, 5 * 4 * kSlice);
+    EXPECT_EQ(second.moved_bytes, 20 * kSlice);
     EXPECT_EQ(count(second.holders[2]), 20u);
 }
 
@@ -109,7 +109,7 @@ TEST(Placement, any_set_of_workers_gets_a_valid_placement) {
             Holder holder{"w", random() % (30 * kSlice), {}};
             for (const auto& layer : model.layers) {
                 ExpertSet set(layer.n_expert);
-                for (std::size_t e = 0; e < set.size(); ++e) { set[e] = random() % 3 == 0; }
+                for (auto&& held : set) { held = random() % 3 == 0; }
                 holder.held.push_back(set);
             }
             holders.push_back(holder);

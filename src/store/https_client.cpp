@@ -17,7 +17,9 @@ struct Sink {
     bool over_limit = false;
 };
 
-std::size_t receive(char* data, std::size_t /*one*/, std::size_t n, void* context) {
+// The types are curl's.
+std::size_t receive(char* data, std::size_t /*one*/, std::size_t n,
+                    void* context) {  // NOLINT(readability-non-const-parameter)
     auto& sink = *static_cast<Sink*>(context);
     if (sink.bytes.size() + n > sink.limit) {
         sink.over_limit = true;

@@ -106,7 +106,8 @@ Result<MappedFile> Loader::slice(const std::stop_token& stop, const Assignment& 
     }
     if (store_.has(*hash)) {
         auto mapped = store_.get(*hash);
-        if (mapped || mapped.error().kind != ErrorKind::corrupt) { return mapped; }
+        if (mapped) { return mapped; }
+        log_warn("{}; fetched again", mapped.error().message);
     }
     LINKCPP_TRY(const Bytes bytes, client_->get(fmt::format("/slice/{}", hash->hex()), described->slice_bytes(),
                                                 [&](std::uint64_t) { return !stop.stop_requested(); }));

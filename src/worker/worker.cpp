@@ -257,7 +257,7 @@ Status Worker::report(net::Link& hub, std::uint64_t sequence) {
     stats.bytes_out = s.bytes_out;
     stats.refused = s.refused;
     stats.resident_bytes = resident_bytes();
-    return net::send_message(hub, std::move(stats));
+    return net::send_message(hub, stats);
 }
 
 }  // namespace linkcpp::worker

@@ -1,0 +1,238 @@
+"""What other processes, files and signals do to ours: nothing that their users would notice as more than a line of log."""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import time
+
+import models
+from case import PROMPT, SwarmTest, completion
+from server import Server, free_port
+from swarm import bin_dir, wait_for
+
+
+class Files(SwarmTest):
+    def test_a_model_that_is_cut_short_or_changed_while_it_is_served_ends_nothing(self):
+        model = self.swarm.home / "live.gguf"
+        shutil.copy(models.path_of("Q8_0"), model)
+        port = free_port()
+        self.swarm.serve(model, "--port", 0, "--", "--port", port, "--no-warmup", hub_only=False)
+        server = Server(port, self.swarm.hub).wait_healthy()
+        text = server.complete(PROMPT, 20)  # no worker: llama-server computes what it needs itself
+        size = model.stat().st_size
+        with open(model, "r+b") as file:
+            file.seek(size // 4)
+            file.write(os.urandom(size // 2))
+        self.assertEqual(server.complete(PROMPT, 20), text)  # verified before: not read again
+        os.truncate(model, size // 4)
+        try:
+            server.complete("A word that needs other experts: ", 50)
+        except Exception as error:  # pylint: disable=broad-except
+            self.assertRegex(str(error), "(?i)error")
+        self.assertIsNone(self.swarm.hub.poll(), "serve or llama-server died")
+        self.assertTrue(server.healthy())
+
+    def test_a_damaged_backbone_in_the_cache_is_made_again(self):
+        def serve():
+            port = free_port()
+            self.swarm.serve(models.path_of("Q8_0"), "--port", 0, "--", "--port", port, "--no-warmup", hub_only=False)
+            text = Server(port, self.swarm.hub).wait_healthy().complete(PROMPT, 10)
+            self.swarm.hub.stop()
+            return text
+        text = serve()
+        backbone, = (self.swarm.home / "cache" / "backbones").glob("*.gguf")
+        os.truncate(backbone, 1000)
+        self.assertEqual(serve(), text)
+
+    def test_a_slice_file_that_was_emptied_is_fetched_again(self):
+        self.swarm.serve(models.path_of("Q8_0"))
+        store = self.swarm.home / "store"
+        worker = self.swarm.join("one", "--store", store)
+        self.swarm.wait_covered()
+        worker.stop()
+        for file in list(store.glob("*/*"))[:3]:
+            os.truncate(file, 0)
+        self.swarm.join("one", "--store", store)
+        self.swarm.wait_covered()
+
+    def test_no_device_pipe_or_folder_is_replaced_by_an_output(self):
+        model = models.path_of("Q8_0")
+        pipe, folder = self.swarm.home / "pipe", self.swarm.home / "folder"
+        os.mkfifo(pipe)
+        folder.mkdir()
+        for out in (pipe, folder):
+            process = self.swarm.linkcpp("backbone", model, "-o", out, timeout=20)
+            self.assert_refused(process, "expected a name for a file")
+        self.assertTrue(stat.S_ISFIFO(pipe.stat().st_mode))
+
+    def test_a_command_that_is_killed_leaves_no_file(self):
+        folder = self.swarm.home / "files"
+        folder.mkdir()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            process = self.swarm.start("synth", [bin_dir() / "linkcpp", "synth", folder / "big.gguf", "--preset", "bench"])
+            time.sleep(0.3)
+            self.assertIsNone(process.poll(), "too quick for this test")
+            os.kill(process.pid, number)
+            process.wait(10)
+            self.assertEqual(os.listdir(folder), [])
+
+    def test_a_join_line_comes_from_a_pipe_but_not_for_ever(self):
+        self.swarm.serve(models.path_of("Q8_0"))
+        status = subprocess.run([bin_dir() / "linkcpp", "status", "@/dev/stdin"], input=self.swarm.line, text=True,
+                                capture_output=True, env=self.swarm.environment, timeout=20)
+        self.assertEqual(status.returncode, 0, status.stderr)
+        pipe = self.swarm.home / "pipe"
+        os.mkfifo(pipe)
+        self.assert_refused(self.swarm.linkcpp("status", f"@{pipe}", timeout=20), "nothing came")
+
+
+class Names(SwarmTest):
+    def test_that_are_no_text_do_not_end_the_hub(self):
+        model = self.swarm.home / os.fsdecode(b"bad\xff\x1b[2J\n.gguf")
+        shutil.copy(models.path_of("Q8_0"), model)
+        self.swarm.serve(model, workers=1)
+        self.assertIsNotNone(self.swarm.status())
+        self.assertIsNone(self.swarm.hub.poll())
+        self.assertNotIn("\x1b[2J", self.swarm.hub.err())
+
+    def test_of_programs_that_are_no_text_do_not_end_the_hub(self):
+        from swarm import llama_dir
+        self.swarm.serve(models.path_of("Q8_0"), workers=1)
+        program = self.swarm.home / os.fsdecode(b"x\xff")
+        program.symlink_to(llama_dir() / "llama-completion")
+        process = self.swarm.start_exec(program, *completion("Q8_0", 4000), "--ignore-eos", "-c", 8192)
+        self.swarm.wait_status(lambda s: s["coordinators"], "the program")
+        self.assertIsNone(self.swarm.hub.poll())
+        process.stop()
+
+
+class Processes(SwarmTest):
+    def test_the_token_in_an_argument_is_in_no_command_line_for_long(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=1)
+        token = re.search("/([^/?]+)(?:[?]|$)", self.swarm.line).group(1)
+        linkcpp = bin_dir() / "linkcpp"
+        started = [
+            self.swarm.start("argument", [linkcpp, "join", self.swarm.line, "--name", "argument"]),
+            self.swarm.start("worker", [bin_dir() / "linkcpp-expert-worker", self.swarm.line, "--name", "other"]),
+            self.swarm.start("exec", [linkcpp, "exec", "--hub", self.swarm.line, "--", "llama-completion",
+                                      *completion("Q8_0", 4000), "--ignore-eos", "-c", 8192]),
+            self.swarm.start("equals", [linkcpp, "exec", f"--hub={self.swarm.line}", "--", "llama-completion",
+                                        *completion("Q8_0", 4000), "--ignore-eos", "-c", 8192]),
+        ]
+        self.swarm.wait_status(lambda s: len(s["workers"]) == 3 and len(s["coordinators"]) == 2, "all of them")
+        for pid, line in self.swarm.running().items():
+            self.assertNotIn(token, line, pid)
+        for process in started:
+            self.assertIsNone(process.poll(), process.err()[-2000:])
+
+    def test_two_hubs_of_one_user_do_not_hide_each_other(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=1)
+        first, line = self.swarm.hub, self.swarm.line
+        time.sleep(0.05)
+        self.swarm.serve(models.path_of("Q4_K_M"))
+        second = self.swarm.status()
+        self.assertEqual(second["workers"], [])  # the one started last
+        self.swarm.hub.stop()
+        self.swarm.hub, self.swarm.line = first, line
+        self.assertEqual(len(self.swarm.status()["workers"]), 1)
+        self.swarm.hub.kill()  # leaves its file behind
+        self.assert_refused(self.swarm.linkcpp("status", timeout=20), "no hub.*linkcpp serve")
+
+    def test_programs_without_standard_streams_run(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=1)
+        command = " ".join(f"'{a}'" for a in self.swarm.exec_arguments("llama-completion", *completion("Q8_0", 10)))
+        for redirected in ("2>&-", "<&- >&-", "<&- >&- 2>&-"):
+            with self.subTest(redirected=redirected):
+                done = subprocess.run(["sh", "-c", f"{command} {redirected}"], env=self.swarm.environment,
+                                      capture_output=True, timeout=60)
+                self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+        done = subprocess.run(["sh", "-c", f"'{bin_dir() / 'linkcpp'}' inspect /nonexistent 2>&-"], timeout=20)
+        self.assertEqual(done.returncode, 1)
+
+    def test_output_that_cannot_be_written_is_an_error(self):
+        done = subprocess.run(["sh", "-c", f"'{bin_dir() / 'linkcpp'}' inspect '{models.path_of('Q8_0')}' > /dev/full"],
+                              capture_output=True, text=True, timeout=20)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, "could not be written")
+
+    def test_exec_passes_a_signal_on_once_and_the_program_ends_in_order(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=1)
+        server = self.server_on_swarm("Q8_0")
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        client.request("POST", "/completion", json.dumps({"prompt": PROMPT, "n_predict": 4000, "stream": True}),
+                       {"Content-Type": "application/json"})
+        client.getresponse().readline()
+        server.process.popen.terminate()
+        time.sleep(0.5)  # exec looks ten times a second: more than once in this time would be too often
+        client.close()  # llama-server waits for its clients
+        self.assertEqual(server.process.wait(20), 0)
+        self.assertNotIn("second interrupt", server.process.err())
+
+    def test_nothing_is_left_in_the_runtime_folder(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=1)
+        self.assert_ran(self.swarm.exec("llama-bench", "-m", models.path_of("Q8_0"), "-p", 8, "-n", 4))
+        killed = self.swarm.start_exec("llama-completion", *completion("Q8_0", 4000), "--ignore-eos", "-c", 8192)
+        self.swarm.wait_status(lambda s: s["coordinators"], "the program")
+        killed.stop()
+        wait_for(lambda: not self.swarm.status()["coordinators"], 10, "its end")
+        self.assert_ran(self.swarm.exec("llama-bench", "-m", models.path_of("Q8_0"), "-p", 8, "-n", 4))
+        sockets = [p.name for p in (self.swarm.home / "run").rglob("coordinator-*")]
+        self.assertEqual(sockets, [])
+
+    def test_serve_starts_the_server_also_when_its_workers_have_no_room_for_all(self):
+        port = free_port()
+        self.swarm.serve(models.path_of("Q8_0"), "--port", 0, "--worker-memory", "4M", "--local-workers", 1, "--",
+                         "--port", port, "--no-warmup", hub_only=False)
+        server = Server(port, self.swarm.hub).wait_healthy()
+        self.assertTrue(server.complete(PROMPT, 10))
+        self.assertRegex(self.swarm.hub.err(), "no room for every expert")
+
+    def test_serve_outlives_local_workers_that_die_again_and_again(self):
+        port = free_port()
+        self.swarm.serve(models.path_of("Q8_0"), "--port", 0, "--local-workers", 1, "--", "--port", port, "--no-warmup",
+                         hub_only=False)
+        server = Server(port, self.swarm.hub).wait_healthy()
+        text = server.complete(PROMPT, 10)
+
+        def worker():
+            return next((pid for pid, line in self.swarm.running().items() if " join " in line), None)
+        for _ in range(4):
+            os.kill(wait_for(worker, 20, "the local worker"), signal.SIGKILL)
+            time.sleep(0.2)
+            self.assertEqual(server.complete(PROMPT, 10), text)
+        self.assertIsNone(self.swarm.hub.poll())
+
+
+class Loading(SwarmTest):
+    def test_a_worker_that_cannot_load_costs_its_own_slices_no_longer_than_others_need(self):
+        self.swarm.serve(models.path_of("Q8_0"))
+        blocked = self.swarm.home / "blocked"
+        blocked.mkdir()
+        self.swarm.join("bad", "--store", blocked)
+        self.swarm.wait_status(lambda s: s["workers"] and s["workers"][0]["slices"] == 96, "its slices")
+        broken = self.swarm.home / "broken"
+        broken.mkdir()
+        for number in range(256):  # a file where a folder must be
+            (broken / f"{number:02x}").touch()
+        self.swarm.hub.stop()
+        self.swarm.serve(models.path_of("Q4_K_M"))
+        self.swarm.join("broken", "--store", broken)
+        self.swarm.wait_status(lambda s: any(w["state"] == "failed" for w in s["workers"]), "the failure")
+        self.swarm.join("good")
+        self.swarm.wait_covered()
+
+
+class Strangers(SwarmTest):
+    def test_who_hold_connections_open_do_not_lock_a_worker_out(self):
+        self.swarm.serve(models.path_of("Q8_0"))
+        host, port = re.search("//([^:/]+):([0-9]+)/", self.swarm.line).groups()
+        idle = [socket.create_connection((host, int(port))) for _ in range(300)]
+        self.addCleanup(lambda: [s.close() for s in idle])
+        self.swarm.join("legitimate")
+        self.swarm.wait_covered()
