@@ -262,8 +262,12 @@ Status serve(const Options& options) {
     while (!stop.requested()) {
         if (!server && !options.hub_only && std::chrono::steady_clock::now() >= next_line) {
             const hub::Loading loading = hub->loading();
-            log_info("the workers are loading: {} of {}", format_bytes(loading.done_bytes),
-                     format_bytes(loading.total_bytes));
+            if (loading.total_bytes > 0) {
+                log_info("the workers are loading: {} of {}", format_bytes(loading.done_bytes),
+                         format_bytes(loading.total_bytes));
+            } else {
+                log_info("waiting for the local workers");
+            }
             if (std::exchange(loaded_bytes, loading.done_bytes) != loading.done_bytes) {
                 last_progress = std::chrono::steady_clock::now();
             }

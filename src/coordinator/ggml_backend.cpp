@@ -211,8 +211,9 @@ constexpr Duration kStopTimeout = std::chrono::milliseconds(500);
 
 // At the end of the process the control thread goes first, while what it uses is still there.
 void stop_client() {
-    const std::lock_guard lock(g_plugin->mutex);
-    if (!g_plugin->client) { return; }
+    // Somebody who is still loading holds the mutex for as long as that takes: then all stays as it is.
+    const std::unique_lock lock(g_plugin->mutex, std::try_to_lock);
+    if (!lock || !g_plugin->client) { return; }
     ::unlink(g_plugin->client->unix_path().c_str());
     if (g_plugin->client->stop(kStopTimeout)) {
         g_plugin->client.reset();

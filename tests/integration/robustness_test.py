@@ -75,10 +75,13 @@ class Files(SwarmTest):
         folder = self.swarm.home / "files"
         folder.mkdir()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-            process = self.swarm.start("synth", [bin_dir() / "linkcpp", "synth", folder / "big.gguf", "--preset", "bench"])
-            time.sleep(0.3)
+            process = self.swarm.start("synth", [bin_dir() / "linkcpp", "synth", folder / "big.gguf",  # 1.6 GB
+                                                 "--preset", "qwen3.5-122b-a10b-layer"])
+            time.sleep(0.15)
+            os.kill(process.pid, signal.SIGSTOP)  # or it might end between the next two lines
             self.assertIsNone(process.poll(), "too quick for this test")
             os.kill(process.pid, number)
+            os.kill(process.pid, signal.SIGCONT)
             process.wait(10)
             self.assertEqual(os.listdir(folder), [])
 
