@@ -35,7 +35,7 @@ def bench_rows(output):
 
 
 def llama_bench(model, threads, *more):
-    return ["-m", model, "-p", PROMPT, "-n", GENERATE, "-t", threads, "-r", 1, "-o", "json", *more]
+    return ["-m", model, "-p", PROMPT, "-n", GENERATE, "-t", threads, "-r", 3, "-o", "json", *more]
 
 
 def run(command, **variables):
