@@ -17,9 +17,8 @@ struct Sink {
     bool over_limit = false;
 };
 
-// The types are curl's.
-std::size_t receive(char* data, std::size_t /*one*/, std::size_t n,
-                    void* context) {  // NOLINT(readability-non-const-parameter)
+// The types are curl's. NOLINTNEXTLINE(readability-non-const-parameter)
+std::size_t receive(char* data, std::size_t /*one*/, std::size_t n, void* context) {
     auto& sink = *static_cast<Sink*>(context);
     if (sink.bytes.size() + n > sink.limit) {
         sink.over_limit = true;
