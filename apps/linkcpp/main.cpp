@@ -11,19 +11,16 @@
 #include <CLI/CLI.hpp>
 
 #include "base/platform.h"
+#include "base/text.h"
 #include "commands.h"
 
 namespace linkcpp::cli {
 
 namespace {
 
-// One line, whatever stands in the names of files and keys; and no exception where standard error is closed.
+// No exception where standard error is closed.
 void print_error(std::string_view message) {
-    std::string line = fmt::format("linkcpp: error: {}", message);
-    for (char& c : line) {
-        if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) { c = '?'; }
-    }
-    std::fprintf(stderr, "%s\n", line.c_str());
+    std::fprintf(stderr, "linkcpp: error: %s\n", one_line(message).c_str());
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include "base/text.h"
+
 namespace linkcpp {
 namespace {
 
@@ -48,12 +50,7 @@ void set_log_name(std::string_view name) {
 }
 
 void log_line(LogLevel level, std::string_view text) {
-    // Names from files and peers may be in it: nothing that moves a terminal's cursor or starts a line of its own.
-    std::string line(text);
-    for (char& c : line) {
-        if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) { c = '?'; }
-    }
-    logger()->log(to_spdlog(level), line);
+    logger()->log(to_spdlog(level), one_line(text));
 }
 
 }  // namespace linkcpp

@@ -110,7 +110,6 @@ Dispatcher::Holder* Dispatcher::Call::choose(const Task& task) const {
     double best_time = 0;
     bool best_is_shunned = false;
     const double units = units_of(task.positions.size());
-    const TimePoint time_now = now();
     for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
         Holder* holder = d_.by_route_[index];
         if (holder == nullptr || holder->link == nullptr ||
@@ -119,7 +118,8 @@ Dispatcher::Holder* Dispatcher::Call::choose(const Task& task) const {
         }
         const double speed = mode_ == wire::Mode::partial ? 1 : speed_of(*holder);
         const double time = (holder->load + units) * speed;
-        const bool is_shunned = time_now < holder->shunned_until;
+        // The clock is read only when it matters: this runs for every expert of every layer.
+        const bool is_shunned = holder->shunned_until != TimePoint{} && now() < holder->shunned_until;
         if (best == nullptr || (best_is_shunned && !is_shunned) ||
             (best_is_shunned == is_shunned && time < best_time)) {
             best = holder;

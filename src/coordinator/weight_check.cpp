@@ -26,9 +26,8 @@ Status WeightCheck::announce(const ggml_tensor* tensor) {
                     "the model (llama-export-lora) and serve that",
                     name);
     }
-    const auto parsed = model::parse_expert_tensor_name(name);
-    const model::MoeLayer* layer = parsed ? manifest_->model.find(parsed->layer) : nullptr;
-    const model::ExpertTensor* expected = layer != nullptr ? layer->find(parsed->role) : nullptr;
+    const Place place = find(name);
+    const model::ExpertTensor* expected = place.tensor;
     if (expected == nullptr) {
         return fail(ErrorKind::invalid,
                     "{}: the model that the hub serves ({}) has no such tensor; give this program the "
@@ -43,22 +42,29 @@ Status WeightCheck::announce(const ggml_tensor* tensor) {
                     ggml_type_name(tensor->type), tensor->ne[0], tensor->ne[1], tensor->ne[2]);
     }
     const std::lock_guard lock(mutex_);
-    Layer& state = layers_[layer->layer];
-    state.verified = false;
-    state.samples.resize(layer->tensors.size());
-    state.samples[static_cast<std::size_t>(expected - layer->tensors.data())] = {};
+    layers_[place.layer->layer].verified = false;
+    sample_of(place) = {};
     return {};
 }
 
-Status WeightCheck::add(std::string_view tensor, std::size_t offset, ByteView bytes) {
+WeightCheck::Place WeightCheck::find(std::string_view tensor) const {
     const auto parsed = model::parse_expert_tensor_name(tensor);
     const model::MoeLayer* layer = parsed ? manifest_->model.find(parsed->layer) : nullptr;
-    const model::ExpertTensor* described = layer != nullptr ? layer->find(parsed->role) : nullptr;
-    if (described == nullptr) { return another_model(tensor); }
+    return {layer, layer != nullptr ? layer->find(parsed->role) : nullptr};
+}
+
+WeightCheck::Sample& WeightCheck::sample_of(const Place& place) {
+    std::vector<Sample>& samples = layers_[place.layer->layer].samples;
+    samples.resize(place.layer->tensors.size());
+    return samples[static_cast<std::size_t>(place.tensor - place.layer->tensors.data())];
+}
+
+Status WeightCheck::add(std::string_view tensor, std::size_t offset, ByteView bytes) {
+    const Place place = find(tensor);
+    if (place.tensor == nullptr) { return another_model(tensor); }
+    const auto [layer, described] = place;
     const std::lock_guard lock(mutex_);
-    Layer& state = layers_[layer->layer];
-    state.samples.resize(layer->tensors.size());
-    Sample& sample = state.samples[static_cast<std::size_t>(described - layer->tensors.data())];
+    Sample& sample = sample_of(place);
     const std::uint32_t expert = model::sampled_expert(layer->layer, layer->n_expert);
     if (const auto stamp = offset == 0 ? model::decode_backbone_stamp(bytes) : std::nullopt) {
         const Digest* expected = manifest_->slice(layer->layer, expert);
@@ -76,7 +82,7 @@ Status WeightCheck::add(std::string_view tensor, std::size_t offset, ByteView by
         std::memcpy(sample.slab.data() + (from - begin), bytes.data() + (from - offset), to - from);
         sample.n_bytes += to - from;
     }
-    return finish(*layer, state);
+    return finish(*layer, layers_[layer->layer]);
 }
 
 Status WeightCheck::finish(const model::MoeLayer& layer, Layer& state) const {

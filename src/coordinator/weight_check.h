@@ -41,6 +41,13 @@ class WeightCheck {
         std::vector<Sample> samples;  // of MoeLayer::tensors
         bool verified = false;
     };
+    // The served model's tensor of that name; null where it has none.
+    struct Place {
+        const model::MoeLayer* layer = nullptr;
+        const model::ExpertTensor* tensor = nullptr;
+    };
+    Place find(std::string_view tensor) const;
+    Sample& sample_of(const Place& place);
     Status finish(const model::MoeLayer& layer, Layer& state) const;
 
     std::shared_ptr<const model::Manifest> manifest_;

@@ -241,12 +241,9 @@ Result<bool> Link::handshake() {
 
 Result<std::size_t> Link::write_some(ByteView bytes) {
     if (!ssl_) {
-        while (true) {
-            const ssize_t n = ::send(fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-            if (n >= 0) { return static_cast<std::size_t>(n); }
-            if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOTCONN) { return 0; }
-            if (errno != EINTR) { return fail_errno(errno, name_); }
-        }
+        ByteView left = bytes;
+        LINKCPP_CHECK(write_now(std::span(&left, 1)));
+        return bytes.size() - left.size();
     }
     // No more is encrypted than the socket will take soon: what must wait for longer waits in out_, whose size is
     // bounded.
