@@ -3,7 +3,7 @@ set(LINKCPP_EXACT_ROOMS expert coordinator)
 
 # linkcpp_room(NAME [DEPENDS rooms...] [LINK libraries...])
 # The room in the current folder, src/NAME:
-#   linkcpp::NAME  a static library of its *.cpp, and each of its headers compiled alone
+#   linkcpp::NAME  a static library of its *.cpp, and each header without a source compiled alone
 #   NAME_test      a GoogleTest program of its *_test.cpp, each test a ctest test named NAME.Suite.test
 # Files are included from src: `#include "NAME/file.h"`. scripts/check-rooms says which room may include which.
 function(linkcpp_room name)
@@ -29,8 +29,16 @@ function(linkcpp_room name)
     target_compile_options(${library} PRIVATE -ffp-contract=off)
   endif()
 
-  if(headers)
-    target_sources(${library} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/src FILES ${headers})
+  # A header whose source includes it first is compiled alone there (scripts/check-rooms sees to that order).
+  set(lone_headers ${headers})
+  foreach(header IN LISTS headers)
+    string(REGEX REPLACE "\\.h$" ".cpp" source ${header})
+    if(source IN_LIST sources)
+      list(REMOVE_ITEM lone_headers ${header})
+    endif()
+  endforeach()
+  if(lone_headers)
+    target_sources(${library} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}/src FILES ${lone_headers})
     set_target_properties(${library} PROPERTIES VERIFY_INTERFACE_HEADER_SETS ON)
   endif()
 

@@ -1,6 +1,6 @@
 # Checks of the source text itself.
 
-# Every header of a room compiles alone: part of the build, one tiny translation unit for each.
+# Every header of a room compiles alone: in its own source, or else in a tiny translation unit of the build.
 add_custom_target(headers_compile_alone ALL DEPENDS all_verify_interface_header_sets)
 
 function(linkcpp_source_check name)

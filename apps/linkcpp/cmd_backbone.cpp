@@ -10,12 +10,12 @@
 namespace linkcpp::cli {
 namespace {
 
-struct Options {
+struct BackboneArguments {
     std::string model;
     std::string out;
 };
 
-Status backbone(const Options& options) {
+Status backbone(const BackboneArguments& options) {
     LINKCPP_TRY(const auto file, model::GgufFile::open(options.model));
     LINKCPP_TRY(const model::BackboneSize size, model::write_backbone(file, options.out));
     fmt::print("{}: {} on disk ({} with the holes where the experts were)\n", options.out, format_bytes(size.bytes),
@@ -26,7 +26,7 @@ Status backbone(const Options& options) {
 }  // namespace
 
 void add_backbone(CLI::App& app) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<BackboneArguments>();
     CLI::App* command =
         app.add_subcommand("backbone", "Writes the model that llama-server loads: all but the routed experts");
     command->add_option("MODEL", options->model, "A GGUF model, or any one of its splits")->required();

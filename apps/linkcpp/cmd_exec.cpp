@@ -19,7 +19,7 @@ using namespace std::chrono_literals;
 // llama.cpp's programs load their backends before anything else.
 constexpr Duration kCheckInTime = 10s;
 
-struct Options {
+struct ExecArguments {
     std::string hub;
     std::string mode = "exact";
     std::string rows = "f32";
@@ -48,7 +48,7 @@ std::unexpected<Error> fail_without_plugin(const ProcessOptions& process, std::o
         status ? fmt::format("ended with status {}", *status) : "was stopped", ggml_version());
 }
 
-Status run(const Options& options) {
+Status exec(const ExecArguments& options) {
     if (options.rows == "f16" && options.mode != "partial") {
         return fail(ErrorKind::invalid, "--rows f16 rounds what is sent: it needs --mode partial");
     }
@@ -81,7 +81,7 @@ Status run(const Options& options) {
 }  // namespace
 
 void add_exec(CLI::App& app) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<ExecArguments>();
     CLI::App* command = app.add_subcommand("exec", "Runs a program of llama.cpp with its routed experts on the swarm");
     command->add_option("--hub", options->hub,
                         "The hub's join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");
@@ -102,7 +102,7 @@ void add_exec(CLI::App& app) {
     command->add_option("PROGRAM", options->program, "The program and its arguments, behind --")->required();
     command->prefix_command();
     command->footer("Example: linkcpp exec -- llama-completion -m model.gguf -p 'In the beginning' -n 64");
-    run_or_exit(command, [options] { return run(*options); });
+    run_or_exit(command, [options] { return exec(*options); });
 }
 
 }  // namespace linkcpp::cli

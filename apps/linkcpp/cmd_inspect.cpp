@@ -19,7 +19,7 @@ using model::MoeLayer;
 using model::MoeModel;
 using Json = nlohmann::json;
 
-struct Options {
+struct InspectArguments {
     std::string model;
     bool json = false;
 };
@@ -154,7 +154,7 @@ void print(const Facts& facts) {
 }
 
 // A file that `linkcpp slice` wrote.
-Status inspect_slices(const Options& options) {
+Status inspect_slices(const InspectArguments& options) {
     LINKCPP_TRY(const model::SliceFile part, model::open_slices(options.model));
     const MoeLayer& layer = part.layer;
     if (options.json) {
@@ -170,7 +170,7 @@ Status inspect_slices(const Options& options) {
     return {};
 }
 
-Status inspect(const Options& options) {
+Status inspect(const InspectArguments& options) {
     LINKCPP_TRY(const GgufFile file, GgufFile::open(options.model, true));
     if (file.number(model::kSliceLayerKey)) { return inspect_slices(options); }
     LINKCPP_TRY(const Facts facts, read_facts(file));
@@ -185,7 +185,7 @@ Status inspect(const Options& options) {
 }  // namespace
 
 void add_inspect(CLI::App& app) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<InspectArguments>();
     CLI::App* command = app.add_subcommand("inspect", "Says what a model's experts and its backbone are");
     command->add_option("MODEL", options->model, "A GGUF model, any one of its splits, or its first megabytes")
         ->required();

@@ -20,7 +20,7 @@
 namespace linkcpp::cli {
 namespace {
 
-struct Options {
+struct JoinArguments {
     std::string line;
     std::string name;
     std::string device;
@@ -63,7 +63,7 @@ std::string clean_name(std::string_view name) {
     return clean.empty() || clean.front() == '.' ? "worker" + clean : clean;
 }
 
-Status join(const Options& options) {
+Status join(const JoinArguments& options) {
     worker::WorkerOptions worker;
     LINKCPP_TRY(worker.hub, find_hub(options.line));
     // With the hub, llama.cpp runs on this machine, too: they share the cores.
@@ -101,7 +101,7 @@ Status join(const Options& options) {
 }  // namespace
 
 void add_join(CLI::App& app) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<JoinArguments>();
     CLI::App* command = app.add_subcommand("join", "Joins a swarm as a worker (also as linkcpp-expert-worker)");
     command->add_option(
         "LINE", options->line,

@@ -12,13 +12,13 @@
 namespace linkcpp::cli {
 namespace {
 
-struct Options {
+struct ManifestArguments {
     std::string model;
     std::string out;
     bool json = false;
 };
 
-Status manifest(const Options& options) {
+Status manifest(const ManifestArguments& options) {
     LINKCPP_TRY(const auto file, model::GgufFile::open(options.model));
     LINKCPP_TRY(const model::Manifest manifest, model::load_or_make_manifest(file));
     if (!options.out.empty()) { LINKCPP_CHECK(write_file_atomically(options.out, manifest.to_json())); }
@@ -36,7 +36,7 @@ Status manifest(const Options& options) {
 }  // namespace
 
 void add_manifest(CLI::App& app) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<ManifestArguments>();
     CLI::App* command = app.add_subcommand("manifest", "Hashes a model's experts and prints the model's id");
     command->add_option("MODEL", options->model, "A GGUF model, or any one of its splits")->required();
     command->add_option("-o,--out", options->out, "Also write the manifest to this file");

@@ -26,7 +26,7 @@ constexpr double kLocalMemoryShare = 0.8;
 constexpr Duration kWorkerWait = 10min;  // without any progress
 constexpr Duration kProgressEvery = 5s;
 
-struct Options {
+struct ServeArguments {
     std::string model;
     std::string listen;
     std::string mode = "exact";
@@ -85,7 +85,7 @@ Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
 // The workers that `serve` itself has started on this machine. They hold no state: one that dies is started again.
 class LocalWorkers {
   public:
-    explicit LocalWorkers(const Options& options) : options_(options) {}
+    explicit LocalWorkers(const ServeArguments& options) : options_(options) {}
 
     // Errors: invalid (the memory option).
     Status prepare() {
@@ -173,7 +173,7 @@ class LocalWorkers {
         return Process::start(process);
     }
 
-    const Options& options_;
+    const ServeArguments& options_;
     net::JoinLine line_;
     std::uint64_t memory_ = 0;
     std::vector<Worker> workers_;
@@ -184,7 +184,7 @@ std::string options_name(const std::string& model) {
     return std::filesystem::path(model).stem().string();
 }
 
-Result<Process> start_server(const Options& options, const hub::Hub& hub) {
+Result<Process> start_server(const ServeArguments& options, const hub::Hub& hub) {
     LINKCPP_TRY(const std::filesystem::path backbone, backbone_of(hub));
     PluginOptions plugin{.hub = hub.join_line(),
                          .mode = options.mode,
@@ -212,7 +212,7 @@ Result<Process> start_server(const Options& options, const hub::Hub& hub) {
     return Process::start(process);
 }
 
-Result<hub::HubOptions> hub_options(const Options& options) {
+Result<hub::HubOptions> hub_options(const ServeArguments& options) {
     hub::HubOptions hub;
     hub.model = options.model;
     hub.listen.port = options.port;
@@ -230,7 +230,7 @@ Result<hub::HubOptions> hub_options(const Options& options) {
     return hub;
 }
 
-Status serve(const Options& options) {
+Status serve(const ServeArguments& options) {
     set_log_name("hub");
     LocalWorkers workers(options);
     LINKCPP_CHECK(workers.prepare());
@@ -313,7 +313,7 @@ Status serve(const Options& options) {
 }  // namespace
 
 void add_serve(CLI::App& app) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<ServeArguments>();
     CLI::App* command =
         app.add_subcommand("serve", "Serves a model: the hub, local workers if wanted, and llama-server");
     command->add_option("-m,--model", options->model, "The GGUF model (of a split one any part)")->required();

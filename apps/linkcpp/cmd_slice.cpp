@@ -10,14 +10,14 @@
 namespace linkcpp::cli {
 namespace {
 
-struct Options {
+struct SliceArguments {
     std::string model;
     std::uint32_t layer = 0;
     std::string experts;
     std::string out;
 };
 
-Status slice(const Options& options) {
+Status slice(const SliceArguments& options) {
     LINKCPP_TRY(const auto experts, parse_ranges(options.experts));
     LINKCPP_TRY(const auto file, model::GgufFile::open(options.model));
     LINKCPP_CHECK(model::write_slices(file, options.layer, experts, options.out));
@@ -30,7 +30,7 @@ Status slice(const Options& options) {
 }  // namespace
 
 void add_slice(CLI::App& app) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<SliceArguments>();
     CLI::App* command = app.add_subcommand("slice", "Cuts some experts of one layer out of a model, byte for byte");
     command->add_option("MODEL", options->model, "A GGUF model, or any one of its splits")->required();
     command->add_option("--layer", options->layer, "The layer, counted from 0")->required();

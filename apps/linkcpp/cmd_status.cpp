@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-struct Options {
+struct StatusArguments {
     std::string hub;
     bool json = false;
 };
@@ -64,7 +64,7 @@ std::string pin_of(const Digest& fingerprint) {
     return fmt::format("sha256//{}", reinterpret_cast<const char*>(text.data()));
 }
 
-Status show(const Options& options) {
+Status show(const StatusArguments& options) {
     LINKCPP_CHECK(hide_join_line(options.hub));
     LINKCPP_TRY(const net::JoinLine hub, find_hub(options.hub));
     LINKCPP_TRY(json status, fetch_status(hub));
@@ -82,7 +82,7 @@ Status show(const Options& options) {
 }  // namespace
 
 void add_status(CLI::App& app) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<StatusArguments>();
     CLI::App* command = app.add_subcommand("status", "Shows a swarm: model, coverage, workers, coordinators");
     command->add_option("HUB", options->hub,
                         "Its join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");

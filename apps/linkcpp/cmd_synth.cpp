@@ -16,7 +16,7 @@ namespace {
 
 using model::SynthOptions;
 
-struct Options {
+struct SynthArguments {
     std::string out;
     std::string preset;
     std::optional<std::string> architecture;
@@ -54,7 +54,7 @@ Status set_types(const std::string& text, SynthOptions& synth) {
     return {};
 }
 
-Result<SynthOptions> to_synth(const Options& options) {
+Result<SynthOptions> to_synth(const SynthArguments& options) {
     SynthOptions synth;
     if (!options.preset.empty()) { LINKCPP_TRY(synth, model::synth_preset(options.preset)); }
     synth.architecture = options.architecture.value_or(synth.architecture);
@@ -70,7 +70,7 @@ Result<SynthOptions> to_synth(const Options& options) {
     return synth;
 }
 
-Status synth(const Options& options) {
+Status synth(const SynthArguments& options) {
     LINKCPP_TRY(const SynthOptions synth, to_synth(options));
     LINKCPP_CHECK(model::write_synthetic_model(synth, options.out));
     LINKCPP_TRY(const auto file, model::GgufFile::open(options.out));
@@ -82,7 +82,7 @@ Status synth(const Options& options) {
 }  // namespace
 
 void add_synth(CLI::App& app) {
-    auto options = std::make_shared<Options>();
+    auto options = std::make_shared<SynthArguments>();
     CLI::App* command = app.add_subcommand("synth", "Makes a model of random weights, of any shape and quantisation");
     command->add_option("OUT", options->out, "The GGUF to write")->required();
     command->add_option("--preset", options->preset,
