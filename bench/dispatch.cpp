@@ -199,11 +199,12 @@ double dispatch(Kind kind, const Shape& shape, const std::filesystem::path& path
     for (std::size_t i = 0; i < ids.size(); ++i) { ids[i] = static_cast<std::int32_t>(i); }
     std::vector<float> out(std::size_t{shape.n_embd} * shape.n_pairs);
     const coordinator::Work work{.layer = all.layer,
-                                 .n_embd = shape.n_embd,
+                                 .n_in = shape.n_embd,
+                                 .n_out = shape.n_embd,
                                  .n_tokens = 1,
                                  .n_used = shape.n_pairs,
-                                 .h = h.data(),
-                                 .h_stride = shape.n_embd,
+                                 .rows = h.data(),
+                                 .token_stride = shape.n_embd,
                                  .ids = ids.data(),
                                  .ids_stride = ids.size()};
     std::vector<double> times;
@@ -243,8 +244,8 @@ int run(const Shape& shape, std::string_view only) {
     }
     const auto manifest =
         std::make_shared<const model::Manifest>(must(model::make_manifest(must(model::GgufFile::open(path)))));
-    const wire::ComputeRequest request{.n_rows = 1, .n_pairs = shape.n_pairs, .n_embd = shape.n_embd};
-    const wire::ComputeAnswer answer{.n_rows = shape.n_pairs, .n_embd = shape.n_embd};
+    const wire::ComputeRequest request{.n_rows = 1, .n_pairs = shape.n_pairs, .n_in = shape.n_embd};
+    const wire::ComputeAnswer answer{.n_rows = shape.n_pairs, .n_out = shape.n_embd};
     const std::size_t out_bytes = wire::FrameHeader::kBytes + request.payload_bytes();
     const std::size_t back_bytes = wire::FrameHeader::kBytes + answer.payload_bytes();
     const double echo = tcp_echo(shape, out_bytes, back_bytes);

@@ -24,6 +24,19 @@ double tokens_per_second(const json& worker, std::uint64_t n_layers) {
     return busy > 0 && n_layers > 0 ? worker["rows"].get<double>() / static_cast<double>(n_layers) / busy : 0;
 }
 
+// Layers that linkcpp does not recognise: what somebody who teaches it needs to know.
+void print_unknown(const json& layers) {
+    if (layers.empty()) { return; }
+    fmt::print("\n{} layers were computed one product at a time, right and slow. Their nodes, as a program had them:\n",
+               layers.size());
+    std::string previous;
+    for (const json& layer : layers) {
+        const auto nodes = layer["nodes"].get<std::string>();
+        fmt::print("  {:>5}  {}\n", layer["layer"].get<std::uint64_t>(), nodes == previous ? "the same" : nodes);
+        previous = nodes;
+    }
+}
+
 void print_status(const json& status) {
     const json& model = status["model"];
     const json& coverage = status["coverage"];
@@ -53,7 +66,13 @@ void print_status(const json& status) {
                    coordinator["process"].get<std::string>(), coordinator["layers"].get<std::uint64_t>(),
                    coordinator["pairs"].get<std::uint64_t>(), coordinator["local_pairs"].get<std::uint64_t>(),
                    coordinator["retries"].get<std::uint64_t>(), coordinator["failures"].get<std::uint64_t>());
+        if (const auto products = coordinator["products"].get<std::uint64_t>(); products > 0) {
+            fmt::print(
+                "    {} of these blocks were single products: see below, or a program that looks at every node\n",
+                products);
+        }
     }
+    print_unknown(status["unknown_layers"]);
 }
 
 // As curl --pinnedpubkey wants it.

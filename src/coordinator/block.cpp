@@ -1,248 +1,347 @@
 #include "coordinator/block.h"
 
 #include <algorithm>
-#include <map>
+#include <array>
+#include <cstring>
+#include <string_view>
 
 namespace linkcpp::coordinator {
 namespace {
 
+using model::Role;
+
 // Deeper chains than this are no expert blocks; it bounds the recursion on whatever graph llama.cpp asks about.
 constexpr int kMaxDepth = 600;
 
-bool is_alias(const ggml_tensor* t) {
-    return t->op == GGML_OP_VIEW || t->op == GGML_OP_RESHAPE;
+// How far a tensor is on its way through a block.
+enum class Stage {
+    outside,
+    scale,  // grows out of a per-expert scale alone
+    rows,   // has a row for each of a token's experts
+    sum,    // is summed over them
+};
+
+std::optional<model::ExpertTensorName> parse_ours(const ggml_tensor* tensor, const IsOurs& is_ours) {
+    if (tensor == nullptr || !is_ours(tensor)) { return std::nullopt; }
+    return model::parse_expert_tensor_name(ggml_get_name(tensor));
 }
 
-bool is_product(const ggml_tensor* t, const IsOurs& is_ours) {
-    return t->op == GGML_OP_MUL_MAT_ID && t->src[0] != nullptr && is_ours(t->src[0]) &&
-           model::parse_expert_tensor_name(ggml_get_name(t->src[0])).has_value();
+bool is_scale(Role role) {
+    return role >= Role::gate_scale;
+}
+bool is_bias(Role role) {
+    return !model::is_weight(role) && !is_scale(role);
 }
 
-bool grows_out_of_products(const ggml_tensor* t, const IsOurs& is_ours, int depth) {
-    if (t == nullptr || depth > kMaxDepth) { return false; }
-    const auto grows = [&](const ggml_tensor* source) { return grows_out_of_products(source, is_ours, depth + 1); };
-    switch (t->op) {
-        case GGML_OP_MUL_MAT_ID: return is_product(t, is_ours);
-        case GGML_OP_VIEW:
-        case GGML_OP_RESHAPE:
-        case GGML_OP_CONT:
-        case GGML_OP_MUL: return grows(t->src[0]);
-        case GGML_OP_GLU: return t->src[1] != nullptr && grows(t->src[0]) && grows(t->src[1]);
-        case GGML_OP_ADD: return grows(t->src[0]) && grows(t->src[1]);
+bool is_elementwise(ggml_op op) {
+    switch (op) {
+        case GGML_OP_UNARY:
+        case GGML_OP_GLU:
+        case GGML_OP_SQR:
+        case GGML_OP_SQRT:
+        case GGML_OP_CLAMP:
+        case GGML_OP_SCALE:
+        case GGML_OP_SUB:
+        case GGML_OP_DIV:
+        case GGML_OP_CONT: return true;
         default: return false;
     }
 }
 
-std::unexpected<Error> not_understood(const ggml_tensor* node) {
-    return fail(ErrorKind::unsupported, "expert block: node {} ({}) is of a kind that this release does not know",
-                ggml_get_name(node), ggml_op_desc(node));
+// A view of one of a token's experts, for all tokens: where rows become summands.
+bool is_one_expert(const ggml_tensor* view) {
+    const ggml_tensor* rows = view->src[0];
+    return view->ne[2] == 1 && view->ne[1] == rows->ne[2] && view->nb[1] == rows->nb[2] && view->ne[0] == rows->ne[0];
 }
 
-// One block in the making, while its nodes go by.
-class Builder {
+class Stages {
   public:
-    explicit Builder(const IsOurs& is_ours) : is_ours_(is_ours) {}
+    explicit Stages(const IsOurs& is_ours) : is_ours_(is_ours) {}
 
-    // False: the node starts the next block.
-    Result<bool> take(ggml_tensor* node) {
-        if (is_product(node, is_ours_)) { return take_product(node); }
-        if (block_.down != nullptr) {
-            block_.tail.push_back(node);
-            return true;
+    Stage of(const ggml_tensor* t, int depth = 0) const {
+        if (t == nullptr || depth > kMaxDepth) { return Stage::outside; }
+        const auto source = [&](int i) { return of(t->src[i], depth + 1); };
+        switch (t->op) {
+            case GGML_OP_NONE: {
+                const auto name = parse_ours(t, is_ours_);
+                return name && is_scale(name->role) ? Stage::scale : Stage::outside;
+            }
+            case GGML_OP_MUL_MAT_ID: return parse_product(t, is_ours_) ? Stage::rows : Stage::outside;
+            case GGML_OP_RESHAPE: return source(0);
+            case GGML_OP_VIEW: {
+                const Stage stage = source(0);
+                return stage == Stage::rows && is_one_expert(t) ? Stage::sum : stage;
+            }
+            case GGML_OP_REPEAT:
+            case GGML_OP_GET_ROWS: return source(0) == Stage::scale ? Stage::scale : Stage::outside;
+            case GGML_OP_ADD_ID: return source(0);
+            case GGML_OP_MUL: return of_product(source(0), source(1));
+            case GGML_OP_ADD: {
+                const Stage stage = source(0);
+                return stage == source(1) && stage != Stage::scale ? stage : Stage::outside;
+            }
+            default: return is_elementwise(t->op) ? of_elementwise(t, source(0), depth) : Stage::outside;
         }
-        if (is_alias(node)) {
-            names_[node] = role_of(node->src[0]);
-            return true;
-        }
-        if (node->op == GGML_OP_GLU) { return take_activation(node); }
-        return not_understood(node);
-    }
-
-    Result<Block> finish() {
-        if (block_.down == nullptr) {
-            return fail(ErrorKind::unsupported,
-                        "expert block of layer {}: it is cut into pieces, perhaps by a program "
-                        "that looks at every node; this release needs it whole",
-                        block_.layer);
-        }
-        recognise_sum();
-        return std::move(block_);
     }
 
   private:
-    enum class Part { none, gate, up, both, activated };
-
-    Part role_of(const ggml_tensor* t) const {
-        const auto found = names_.find(t);
-        return found == names_.end() ? Part::none : found->second;
+    // By the router's weights, by a scale, or of two of the block's own.
+    static Stage of_product(Stage first, Stage second) {
+        if (first == Stage::rows && second != Stage::sum) { return Stage::rows; }
+        return first == Stage::outside && second == Stage::rows ? Stage::rows : Stage::outside;
     }
 
-    Result<bool> take_product(ggml_tensor* node) {
-        const auto name = model::parse_expert_tensor_name(ggml_get_name(node->src[0]));
-        if (started_ && (name->layer != block_.layer || block_.down != nullptr)) { return false; }
-        block_.layer = name->layer;
-        if (!started_) { block_.ids = node->src[2]; }
-        started_ = true;
-        if (node->src[2] != block_.ids) { return not_understood(node); }
-        if (name->role == model::Role::down) {
-            if (role_of(node->src[1]) != Part::activated) { return not_understood(node); }
-            block_.down = node;
-            return true;
-        }
-        if (block_.h != nullptr && block_.h != node->src[1]) { return not_understood(node); }
-        block_.h = node->src[1];
-        if (block_.h->ne[1] != 1) { return not_understood(node); }  // rows differ by expert: weights come first
-        names_[node] = name->role == model::Role::gate ? Part::gate
-                       : name->role == model::Role::up ? Part::up
-                                                       : Part::both;
-        return true;
-    }
-
-    Result<bool> take_activation(ggml_tensor* node) {
-        const ggml_tensor* gate = node->src[0];
-        const ggml_tensor* up = node->src[1];
-        const bool swapped = node->op_params[1] != 0;
-        if (ggml_get_glu_op(node) != GGML_GLU_OP_SWIGLU || up == nullptr || swapped) { return not_understood(node); }
-        const bool split = role_of(gate) == Part::gate && role_of(up) == Part::up;
-        const bool merged = role_of(gate) == Part::both && role_of(up) == Part::both && gate->view_offs == 0 &&
-                            up->view_offs == static_cast<std::size_t>(gate->ne[0]) * sizeof(float);
-        if (!split && !merged) { return not_understood(node); }
-        block_.activation = model::Activation::swiglu;
-        names_[node] = Part::activated;
-        return true;
-    }
-
-    // MUL(down, weights), then one VIEW for each expert, then ADDs from left to right.
-    void recognise_sum() {
-        std::vector<ggml_tensor*> nodes;
-        std::ranges::copy_if(block_.tail, std::back_inserter(nodes),
-                             [](const ggml_tensor* t) { return t->op != GGML_OP_VIEW; });
-        if (nodes.empty() || nodes[0]->op != GGML_OP_MUL || nodes[0]->src[0] != block_.down) { return; }
-        const ggml_tensor* weighted = nodes[0];
-        const ggml_tensor* weights = weighted->src[1];
-        const std::int64_t n_used = block_.down->ne[1];
-        if (weights->type != GGML_TYPE_F32 || weights->ne[0] != 1 || weights->ne[1] != n_used ||
-            weights->ne[2] != block_.down->ne[2]) {
-            return;
-        }
-        const auto is_view_of = [&](const ggml_tensor* t, std::size_t expert) {
-            return t->op == GGML_OP_VIEW && t->src[0] == weighted &&
-                   t->view_offs - weighted->view_offs == expert * weighted->nb[1] && t->ne[0] == weighted->ne[0] &&
-                   t->ne[1] == weighted->ne[2] && t->nb[1] == weighted->nb[2];
-        };
-        if (nodes.size() == 2 && nodes[1]->op == GGML_OP_CONT && is_view_of(nodes[1]->src[0], 0)) {
-            block_.n_summed = 1;
-        } else {
-            for (std::size_t i = 1; i < nodes.size(); ++i) {
-                const ggml_tensor* left = nodes[i]->src[0];
-                const bool chained = i == 1 ? is_view_of(left, 0) : left == nodes[i - 1];
-                if (nodes[i]->op != GGML_OP_ADD || !chained || !is_view_of(nodes[i]->src[1], i)) { return; }
-            }
-            block_.n_summed = static_cast<std::uint32_t>(nodes.size());
-        }
-        if (block_.n_summed < 1 || nodes.size() < 2) { return; }
-        block_.weights = weights;
-        block_.sum = nodes.back();
+    Stage of_elementwise(const ggml_tensor* t, Stage first, int depth) const {
+        if (t->op == GGML_OP_CONT && first == Stage::sum) { return Stage::sum; }
+        const bool both = t->src[1] == nullptr || of(t->src[1], depth + 1) == Stage::rows;
+        return first == Stage::rows && both ? Stage::rows : Stage::outside;
     }
 
     const IsOurs& is_ours_;
-    Block block_;
-    bool started_ = false;
-    std::map<const ggml_tensor*, Part> names_;
 };
 
-// One row of dst: op(a, b), where b has one number for the whole row or as many as the row.
-template <class Operation>
-void compute_row(float* dst, const float* a, const float* b, std::int64_t n, std::int64_t n_b, Operation operation) {
-    if (n_b == 1) {
-        const float scalar = *b;
-        for (std::int64_t i = 0; i < n; ++i) { dst[i] = operation(a[i], scalar); }
-    } else {
-        for (std::int64_t i = 0; i < n; ++i) { dst[i] = operation(a[i], b[i]); }
-    }
+bool contains(const std::vector<ggml_tensor*>& nodes, const ggml_tensor* node) {
+    return std::ranges::find(nodes, node) != nodes.end();
 }
 
-template <class Operation>
-Status compute_binary(ggml_tensor* node, Operation operation) {
-    const ggml_tensor* a = node->src[0];
-    const ggml_tensor* b = node->src[1];
-    const bool numbers = node->type == GGML_TYPE_F32 && a->type == GGML_TYPE_F32 && b->type == GGML_TYPE_F32;
-    const bool rows = node->nb[0] == sizeof(float) && a->nb[0] == sizeof(float) &&
-                      (b->nb[0] == sizeof(float) || b->ne[0] == 1) && (b->ne[0] == 1 || b->ne[0] == node->ne[0]);
-    if (!numbers || !rows || !ggml_are_same_shape(node, a) || !ggml_can_repeat(b, a)) { return not_understood(node); }
-    for (std::int64_t k = 0; k < node->ne[3]; ++k) {
-        for (std::int64_t j = 0; j < node->ne[2]; ++j) {
-            for (std::int64_t i = 0; i < node->ne[1]; ++i) {
-                const auto at = [&](const ggml_tensor* t, bool repeats) {
-                    const std::int64_t i1 = repeats ? i % t->ne[1] : i;
-                    const std::int64_t i2 = repeats ? j % t->ne[2] : j;
-                    const std::int64_t i3 = repeats ? k % t->ne[3] : k;
-                    return static_cast<char*>(t->data) + i1 * t->nb[1] + i2 * t->nb[2] + i3 * t->nb[3];
-                };
-                compute_row(reinterpret_cast<float*>(at(node, false)), reinterpret_cast<const float*>(at(a, false)),
-                            reinterpret_cast<const float*>(at(b, true)), node->ne[0], b->ne[0], operation);
+// Whether a node that is not among `nodes` reads one of them other than `result`.
+bool is_read_elsewhere(ggml_cgraph* graph, const std::vector<ggml_tensor*>& nodes, const ggml_tensor* result) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor* reader = ggml_graph_node(graph, i);
+        if (contains(nodes, reader)) { continue; }
+        for (const ggml_tensor* source : reader->src) {
+            if (source != nullptr && source != result && contains(nodes, source)) { return true; }
+        }
+    }
+    const auto is_output = [&](const ggml_tensor* node) {
+        return node != result && (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0;
+    };
+    return std::ranges::any_of(nodes, is_output);
+}
+
+// MUL(out, weights), then one VIEW for each expert, then ADDs from left to right.
+class SumFinder {
+  public:
+    SumFinder(ggml_cgraph* graph, Block& block) : graph_(graph), block_(block) {}
+
+    void find() {
+        const ggml_tensor* weighted = reader_of(block_.out, GGML_OP_MUL);
+        if (weighted == nullptr || weighted->src[0] != block_.out) { return; }
+        const ggml_tensor* weights = weighted->src[1];
+        const ggml_tensor* rows = block_.out;
+        if (weights->type != GGML_TYPE_F32 || weights->ne[0] != 1 || weights->ne[1] != rows->ne[1] ||
+            weights->ne[2] != rows->ne[2] || block_.rows->ne[1] != 1) {
+            return;
+        }
+        ggml_tensor* sum = nullptr;
+        std::uint32_t n_summed = 0;
+        for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
+            ggml_tensor* node = ggml_graph_node(graph_, i);
+            const bool adds = node->op == GGML_OP_ADD &&
+                              is_view(node->src[1], weighted, n_summed == 0 ? 1 : n_summed) &&
+                              (n_summed == 0 ? is_view(node->src[0], weighted, 0) : node->src[0] == sum);
+            const bool copies = node->op == GGML_OP_CONT && n_summed == 0 && is_view(node->src[0], weighted, 0);
+            if (!adds && !copies) { continue; }
+            sum = node;
+            n_summed = copies ? 1 : std::max(n_summed, 1u) + 1;
+            block_.sum_nodes.push_back(node);
+        }
+        collect_views(weighted);
+        if (sum == nullptr || is_read_elsewhere(graph_, block_.sum_nodes, sum)) {
+            block_.sum_nodes.clear();
+            return;
+        }
+        block_.weights = weights;
+        block_.n_summed = n_summed;
+        block_.sum = sum;
+    }
+
+  private:
+    const ggml_tensor* reader_of(const ggml_tensor* source, ggml_op op) const {
+        for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
+            const ggml_tensor* node = ggml_graph_node(graph_, i);
+            if (node->op == op && std::ranges::find(node->src, source) != std::end(node->src)) { return node; }
+        }
+        return nullptr;
+    }
+
+    static bool is_view(const ggml_tensor* t, const ggml_tensor* weighted, std::size_t expert) {
+        return t != nullptr && t->op == GGML_OP_VIEW && t->src[0] == weighted && is_one_expert(t) &&
+               t->view_offs - weighted->view_offs == expert * weighted->nb[1];
+    }
+
+    void collect_views(const ggml_tensor* weighted) {
+        for (int i = 0; i < ggml_graph_n_nodes(graph_); ++i) {
+            ggml_tensor* node = ggml_graph_node(graph_, i);
+            if (node == weighted || (node->op == GGML_OP_VIEW && node->src[0] == weighted)) {
+                block_.sum_nodes.push_back(node);
             }
         }
     }
-    return {};
+
+    ggml_cgraph* graph_;
+    Block& block_;
+};
+
+// "MUL_MAT_ID(up) SILU MUL_MAT_ID(down of ffn_moe_odd-3)": what there is of a layer, for people who would teach it.
+std::string describe(ggml_cgraph* graph, std::uint32_t layer, const IsOurs& is_ours) {
+    std::string text;
+    bool inside = false;
+    for (int i = 0; i < ggml_graph_n_nodes(graph) && text.size() < 400; ++i) {
+        const ggml_tensor* node = ggml_graph_node(graph, i);
+        const auto product = parse_product(node, is_ours);
+        if (product) { inside = product->layer == layer; }
+        if (!inside || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE) { continue; }
+        if (product) {
+            text += fmt::format("{}{}({} of {})", text.empty() ? "" : ", ", ggml_op_name(node->op),
+                                model::to_string(product->role), ggml_get_name(node->src[1]));
+        } else {
+            text += fmt::format("{}{}", text.empty() ? "" : ", ", ggml_op_desc(node));
+        }
+    }
+    return text;
 }
 
 }  // namespace
 
-bool belongs_to_block(const ggml_tensor* op, const IsOurs& is_ours) {
-    if (op->op == GGML_OP_GLU && ggml_get_glu_op(op) != GGML_GLU_OP_SWIGLU) { return false; }
-    return grows_out_of_products(op, is_ours, 0);
+std::optional<model::ExpertTensorName> parse_product(const ggml_tensor* node, const IsOurs& is_ours) {
+    if (node->op != GGML_OP_MUL_MAT_ID) { return std::nullopt; }
+    const auto name = parse_ours(node->src[0], is_ours);
+    return name && model::is_weight(name->role) ? name : std::nullopt;
 }
 
-Result<std::vector<Block>> find_blocks(ggml_cgraph* graph, const IsOurs& is_ours) {
-    std::vector<Block> blocks;
-    auto builder = std::make_unique<Builder>(is_ours);
+bool belongs_to_block(const ggml_tensor* op, const IsOurs& is_ours) {
+    // Biases and scales, while llama.cpp looks for a place for them.
+    if (op->op == GGML_OP_ADD_ID) {
+        const auto name = parse_ours(op->src[1], is_ours);
+        if (name && is_bias(name->role)) { return true; }
+    }
+    if (op->op == GGML_OP_MUL_MAT_ID) {
+        const auto name = parse_ours(op->src[0], is_ours);
+        if (name && is_scale(name->role)) { return true; }
+    }
+    return Stages(is_ours).of(op) != Stage::outside;
+}
+
+// Compares a pattern with llama.cpp's nodes.
+class BlockFinder::Match {
+  public:
+    Match(const Pattern& pattern, const IsOurs& is_ours) : pattern_(pattern), is_ours_(is_ours) {}
+
+    // Whether `node` and all it grows out of are the pattern.
+    bool matches(ggml_tensor* node) {
+        if (!equal(pattern_.out, node)) { return false; }
+        const ggml_tensor* rows = rows_;
+        const ggml_tensor* ids = ids_;
+        const std::int64_t n_used = node->ne[1];
+        return rows != nullptr && ids != nullptr && ids->ne[0] == n_used && ids->ne[1] == node->ne[2] &&
+               ids->ne[2] == 1 && rows->ne[2] == node->ne[2] && (rows->ne[1] == 1 || rows->ne[1] == n_used) &&
+               rows->ne[3] == 1 && node->ne[3] == 1;
+    }
+
+    const ggml_tensor* rows() const { return rows_; }
+    const ggml_tensor* ids() const { return ids_; }
+    // Everything inside, the result included.
+    const std::vector<ggml_tensor*>& nodes() const { return nodes_; }
+
+  private:
+    bool equal(const ggml_tensor* expected, ggml_tensor* got) {
+        if (got == nullptr || got->type != expected->type) { return false; }
+        if (expected == pattern_.rows) { return is_same(rows_, got) && got->ne[0] == expected->ne[0]; }
+        if (expected == pattern_.ids) { return is_same(ids_, got); }
+        if (expected->op == GGML_OP_NONE) {
+            return is_ours_(got) && std::strcmp(ggml_get_name(expected), ggml_get_name(got)) == 0;
+        }
+        if (got->op != expected->op || got->ne[0] != expected->ne[0] || !has_same_parameters(expected, got)) {
+            return false;
+        }
+        if (!contains(nodes_, got)) { nodes_.push_back(got); }
+        for (int i = 0; i < GGML_MAX_SRC; ++i) {
+            if (expected->src[i] == nullptr && got->src[i] == nullptr) { continue; }
+            if (expected->src[i] == nullptr || !equal(expected->src[i], got->src[i])) { return false; }
+        }
+        return true;
+    }
+
+    static bool is_same(const ggml_tensor*& place, const ggml_tensor* got) {
+        if (place == nullptr) { place = got; }
+        return place == got;
+    }
+
+    static bool has_same_parameters(const ggml_tensor* expected, const ggml_tensor* got) {
+        if (expected->op == GGML_OP_VIEW) {
+            const ggml_tensor* source = got->src[0];
+            return source != nullptr && got->view_offs - source->view_offs == expected->view_offs &&
+                   got->nb[1] == source->nb[1] && got->nb[2] == source->nb[2] && got->ne[1] == source->ne[1] &&
+                   got->ne[2] == source->ne[2];
+        }
+        return std::memcmp(expected->op_params, got->op_params, sizeof expected->op_params) == 0;
+    }
+
+    const Pattern& pattern_;
+    const IsOurs& is_ours_;
+    const ggml_tensor* rows_ = nullptr;
+    const ggml_tensor* ids_ = nullptr;
+    std::vector<ggml_tensor*> nodes_;
+};
+
+BlockFinder::BlockFinder(const model::MoeModel& model) {
+    constexpr std::size_t kTensors = expert::kMaxFfnNodes + model::kMaxRole;
+    for (const model::MoeLayer& layer : model.layers) {
+        Pattern pattern;
+        pattern.context.reset(
+            ggml_init({.mem_size = kTensors * ggml_tensor_overhead(), .mem_buffer = nullptr, .no_alloc = true}));
+        ggml_context* context = pattern.context.get();
+        expert::FfnTensors tensors;
+        for (const model::ExpertTensor& of : layer.tensors) {
+            ggml_tensor* tensor = ggml_new_tensor_3d(context, of.type, of.ne[0], of.ne[1], of.ne[2]);
+            ggml_set_name(tensor, of.name.c_str());
+            tensors[of.role] = tensor;
+        }
+        pattern.rows = ggml_new_tensor_3d(context, GGML_TYPE_F32, layer.n_embd, 1, 3);
+        pattern.ids = ggml_new_tensor_2d(context, GGML_TYPE_I32, 1, 3);
+        pattern.out = expert::build_ffn(context, layer, tensors, pattern.rows, pattern.ids);
+        patterns_[layer.layer] = std::move(pattern);
+    }
+}
+
+Plan BlockFinder::plan(ggml_cgraph* graph, const IsOurs& is_ours) const {
+    Plan plan;
     const int n_nodes = ggml_graph_n_nodes(graph);
-    bool started = false;
+    std::map<const ggml_tensor*, Block> blocks;  // by result
+    std::vector<ggml_tensor*> inside;
+    for (int i = 0; i < n_nodes; ++i) {
+        const auto product = parse_product(ggml_graph_node(graph, i), is_ours);
+        const auto pattern = product && product->role == Role::down ? patterns_.find(product->layer) : patterns_.end();
+        if (pattern == patterns_.end() || pattern->second.out == nullptr) { continue; }
+        for (int j = i; j < n_nodes; ++j) {
+            ggml_tensor* node = ggml_graph_node(graph, j);
+            Match match(pattern->second, is_ours);
+            if (node->op != pattern->second.out->op || !match.matches(node) ||
+                is_read_elsewhere(graph, match.nodes(), node)) {
+                continue;
+            }
+            Block block{.layer = product->layer, .rows = match.rows(), .ids = match.ids(), .out = node};
+            SumFinder(graph, block).find();
+            blocks[node] = std::move(block);
+            inside.insert(inside.end(), match.nodes().begin(), match.nodes().end());
+            break;
+        }
+    }
     for (int i = 0; i < n_nodes; ++i) {
         ggml_tensor* node = ggml_graph_node(graph, i);
-        if (node->op == GGML_OP_NONE || (!started && is_alias(node))) { continue; }
-        started = true;
-        LINKCPP_TRY(const bool taken, builder->take(node));
-        if (taken) { continue; }
-        LINKCPP_TRY(Block block, builder->finish());
-        blocks.push_back(std::move(block));
-        builder = std::make_unique<Builder>(is_ours);
-        LINKCPP_TRY(const bool again, builder->take(node));
-        if (!again) { return not_understood(node); }
-    }
-    if (started) {
-        LINKCPP_TRY(Block block, builder->finish());
-        blocks.push_back(std::move(block));
-    }
-    return blocks;
-}
-
-Status compute_tail_node(ggml_tensor* node) {
-    switch (node->op) {
-        case GGML_OP_NONE:
-        case GGML_OP_VIEW:
-        case GGML_OP_RESHAPE: return {};
-        case GGML_OP_MUL: return compute_binary(node, [](float a, float b) { return a * b; });
-        case GGML_OP_ADD: return compute_binary(node, [](float a, float b) { return a + b; });
-        case GGML_OP_CONT: {
-            const ggml_tensor* a = node->src[0];
-            if (!ggml_are_same_shape(node, a) || node->type != GGML_TYPE_F32 || a->type != GGML_TYPE_F32 ||
-                !ggml_is_contiguous(node) || a->nb[0] != sizeof(float) || a->ne[3] != 1) {
-                return not_understood(node);
+        if (const auto block = blocks.find(node); block != blocks.end()) {
+            plan.steps.push_back({std::move(block->second), nullptr});
+        } else if (node->op != GGML_OP_NONE && node->op != GGML_OP_VIEW && node->op != GGML_OP_RESHAPE &&
+                   !contains(inside, node)) {
+            plan.steps.push_back({std::nullopt, node});
+            const auto product = parse_product(node, is_ours);
+            if (product && !plan.unknown.contains(product->layer)) {
+                plan.unknown[product->layer] = describe(graph, product->layer, is_ours);
             }
-            auto* to = static_cast<float*>(node->data);
-            for (std::int64_t j = 0; j < a->ne[2]; ++j) {
-                for (std::int64_t i = 0; i < a->ne[1]; ++i) {
-                    const auto* row =
-                        reinterpret_cast<const float*>(static_cast<const char*>(a->data) + i * a->nb[1] + j * a->nb[2]);
-                    to = std::copy_n(row, a->ne[0], to);
-                }
-            }
-            return {};
         }
-        default: return not_understood(node);
     }
+    return plan;
 }
 
 }  // namespace linkcpp::coordinator

@@ -1,53 +1,85 @@
-// Recognising a layer's expert block in the graph that llama.cpp hands over, and what is left to do behind the experts.
+// Recognising a layer's expert block in the graph that llama.cpp hands over.
 //
-// A block, as llama.cpp's build_moe_ffn() makes it:
-//
-//   up   = MUL_MAT_ID(W_up,   h, ids)         {n_ff, n_used, n_tokens}
-//   gate = MUL_MAT_ID(W_gate, h, ids)         … or both as one product and two VIEWs
-//   act  = GLU(SWIGLU)(gate, up)
-//   down = MUL_MAT_ID(W_down, act, ids)       {n_embd, n_used, n_tokens}
-//   MUL(down, weights), VIEW …, ADD …         the tail: {n_embd, n_tokens} comes out
-//
-// Everything up to `down` is the experts' work; the tail stays here, in llama.cpp's own order of additions.
+// A block, as llama.cpp's build_moe_ffn() makes it: MUL_MAT_IDs by the layer's weights, what is between them, and
+// behind them the tail: MUL(rows, weights), VIEW …, ADD …, out of which {n_embd, n_tokens} comes. What the manifest
+// says of a layer makes the nodes that a worker would compute (expert/ffn.h); where llama.cpp's nodes are the same,
+// down to their parameters, they are one step, computed where the experts are. Nothing else is ever taken for a block:
+// whatever is not recognised is computed node by node, each product where the experts are, all that is between them
+// here.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
+#include <ggml-cpp.h>
 #include <ggml.h>
 
 #include "base/error.h"
+#include "expert/ffn.h"
 #include "model/moe.h"
 
 namespace linkcpp::coordinator {
 
-struct Block {
-    std::uint32_t layer = 0;
-    model::Activation activation = model::Activation::swiglu;
-    const ggml_tensor* h = nullptr;    // {n_embd, 1, n_tokens}, f32
-    const ggml_tensor* ids = nullptr;  // {n_used, n_tokens}, i32
-    ggml_tensor* down = nullptr;       // {n_embd, n_used, n_tokens}: where the experts' rows go
-    std::vector<ggml_tensor*> tail;    // nodes behind `down`, in order
-
-    // When the tail is the plain weighted sum over the first n_summed of a token's experts: what partial sums need.
-    const ggml_tensor* weights = nullptr;  // {1, n_used, n_tokens}, f32; null: it is another tail
-    std::uint32_t n_summed = 0;
-    ggml_tensor* sum = nullptr;  // {n_embd, n_tokens}
-};
-
-// True for tensors whose weight is an expert tensor in our buffers.
+// True for tensors that lie in our buffers, or views of such.
 using IsOurs = std::function<bool(const ggml_tensor*)>;
 
 // Whether `op` belongs to an expert block: a product by one of our expert tensors, or something that grows out of such
-// products alone (and, for a MUL, any weights). What llama.cpp asks with supports_op.
+// products (and, for a MUL, any weights) up to the sum over a token's experts. What llama.cpp asks with supports_op,
+// also of tensors that it has not placed yet.
 bool belongs_to_block(const ggml_tensor* op, const IsOurs& is_ours);
 
-// The blocks of a graph, in order. Every node belongs to one. Errors: unsupported, naming the node.
-Result<std::vector<Block>> find_blocks(ggml_cgraph* graph, const IsOurs& is_ours);
+struct Block {
+    std::uint32_t layer = 0;
+    const ggml_tensor* rows = nullptr;  // {n_embd, 1 or n_used, n_tokens}, f32
+    const ggml_tensor* ids = nullptr;   // {n_used, n_tokens}, i32
+    ggml_tensor* out = nullptr;         // {n_embd, n_used, n_tokens}: where the experts' rows go
 
-// Computes one tail node on data in host memory, rounding as ggml's CPU backend does: one multiplication or addition,
-// one rounding. Errors: unsupported.
-Status compute_tail_node(ggml_tensor* node);
+    // When a plain weighted sum over the first n_summed of a token's experts follows: what partial sums need.
+    const ggml_tensor* weights = nullptr;  // {1, n_used, n_tokens}, f32; null: something else follows
+    std::uint32_t n_summed = 0;
+    ggml_tensor* sum = nullptr;           // {n_embd, n_tokens}
+    std::vector<ggml_tensor*> sum_nodes;  // that lead from `out` to `sum`, itself included
+};
+
+// One step of a graph: a whole block, or one node.
+struct Step {
+    std::optional<Block> block;
+    ggml_tensor* node = nullptr;
+};
+
+struct Plan {
+    std::vector<Step> steps;
+    // Layers with products outside a block, and what their nodes look like; empty when everything fused.
+    std::map<std::uint32_t, std::string> unknown;
+};
+
+// The weight's layer and role when `node` is a product by one of our weights.
+std::optional<model::ExpertTensorName> parse_product(const ggml_tensor* node, const IsOurs& is_ours);
+
+// Immutable after construction: any thread may plan.
+class BlockFinder {
+  public:
+    explicit BlockFinder(const model::MoeModel& model);
+
+    // Every node of the graph but views is in one step, or inside one's block.
+    Plan plan(ggml_cgraph* graph, const IsOurs& is_ours) const;
+
+  private:
+    // What a layer's block looks like, from a made-up input on.
+    struct Pattern {
+        ggml_context_ptr context;
+        ggml_tensor* rows = nullptr;
+        ggml_tensor* ids = nullptr;
+        ggml_tensor* out = nullptr;  // null: the layer's activation is unknown
+    };
+    class Match;
+
+    std::map<std::uint32_t, Pattern> patterns_;
+};
 
 }  // namespace linkcpp::coordinator

@@ -15,10 +15,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What an expert's work costs: reading its weights, and then each further row of it. Only ratios matter.
+// What an expert's work costs: reading its weights, and then each further row of it; in units of a MiB read.
 constexpr double kFirstPair = 1.0;
 constexpr double kNextPair = 0.25;
-double units_of(std::size_t n_pairs) {
+double units_for(std::size_t n_pairs) {
     return kFirstPair + kNextPair * static_cast<double>(n_pairs - 1);
 }
 
@@ -68,7 +68,7 @@ Dispatcher::Call::~Call() {
 Status Dispatcher::Call::check_sizes() const {
     // The largest request that an expert can lead to: all tokens chose it.
     const wire::ComputeRequest largest{
-        .n_rows = work_.n_tokens, .n_pairs = work_.n_tokens, .n_embd = work_.n_embd, .row_type = row_type()};
+        .n_rows = work_.n_tokens, .n_pairs = work_.n_tokens, .n_in = work_.n_in, .row_type = row_type()};
     if (work_.n_tokens <= wire::kMaxRows && largest.payload_bytes() <= wire::kMaxComputeBytes) { return {}; }
     return fail(ErrorKind::invalid,
                 "layer {}: a batch of {} tokens is too large for the swarm; use a smaller --ubatch-size", work_.layer,
@@ -81,6 +81,11 @@ Status Dispatcher::Call::make_tasks() {
         return fail(ErrorKind::invalid, "layer {} is not in the model that the hub serves", work_.layer);
     }
     layer_ = layer->second;
+    const model::MoeLayer* described = d_.manifest_->model.find(work_.layer);
+    if (described == nullptr) { return fail(ErrorKind::invalid, "layer {} is not in the manifest", work_.layer); }
+    const model::ExpertTensor* weight = work_.product ? described->find(*work_.product) : nullptr;
+    const std::uint64_t bytes = weight != nullptr ? weight->slab_bytes : described->slice_bytes();
+    units_a_pair_ = static_cast<double>(std::max<std::uint64_t>(bytes, 1)) / (1 << 20);
     const std::size_t n_expert = d_.routes_->holders[layer_].size();
     const std::uint32_t n_slots = mode_ == wire::Mode::partial ? work_.n_summed : work_.n_used;
     std::vector<std::int32_t> task_of(n_expert, -1);
@@ -105,11 +110,15 @@ Status Dispatcher::Call::make_tasks() {
     return {};
 }
 
+double Dispatcher::Call::units_of(const Task& task) const {
+    return units_a_pair_ * units_for(task.positions.size());
+}
+
 Dispatcher::Holder* Dispatcher::Call::choose(const Task& task) const {
     Holder* best = nullptr;
     double best_time = 0;
     bool best_is_shunned = false;
-    const double units = units_of(task.positions.size());
+    const double units = units_of(task);
     for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
         Holder* holder = d_.by_route_[index];
         if (holder == nullptr || holder->link == nullptr ||
@@ -146,7 +155,7 @@ Status Dispatcher::Call::assign() {
     for (Task& task : todo_) {
         Holder* holder = choose(task);
         if (holder != nullptr) {
-            holder->load += units_of(task.positions.size());
+            holder->load += units_of(task);
             if (!chosen.contains(holder)) { order.push_back(holder); }
             chosen[holder].push_back(std::move(task));
         } else if (d_.local_ != nullptr) {
@@ -168,8 +177,8 @@ Status Dispatcher::Call::assign() {
 }
 
 std::size_t Dispatcher::Call::bytes_for(std::size_t n_pairs) const {
-    const std::size_t n_rows = std::min<std::size_t>(n_pairs, work_.n_tokens);
-    return n_pairs * sizeof(wire::Pair) + n_rows * work_.n_embd * wire::bytes_per_value(row_type());
+    const std::size_t n_rows = std::min<std::size_t>(n_pairs, n_all_rows());
+    return n_pairs * sizeof(wire::Pair) + n_rows * work_.n_in * wire::bytes_per_value(row_type());
 }
 
 void Dispatcher::Call::send_all(Holder& holder, std::vector<Task> tasks) {
@@ -186,7 +195,8 @@ void Dispatcher::Call::send_all(Holder& holder, std::vector<Task> tasks) {
             continue;
         }
         const std::size_t more = n_pairs + task.positions.size();
-        if (bytes_for(more) > kRequestBytes || more > wire::kMaxPairs) { flush(); }
+        const bool too_many = more > wire::kMaxPairs || (has_own_rows() && more > wire::kMaxRows);
+        if (bytes_for(more) > kRequestBytes || too_many) { flush(); }
         n_pairs += task.positions.size();
         batch.push_back(std::move(task));
     }
@@ -205,11 +215,12 @@ void Dispatcher::Call::send(Holder& holder, std::vector<Task> tasks) {
                                       .model = d_.model_id_.prefix(),
                                       .epoch = route != nullptr ? route->epoch : 0,
                                       .layer = work_.layer,
-                                      .n_rows = static_cast<std::uint32_t>(request.tokens.size()),
+                                      .n_rows = static_cast<std::uint32_t>(request.rows.size()),
                                       .n_pairs = static_cast<std::uint32_t>(pairs.size()),
-                                      .n_embd = work_.n_embd,
+                                      .n_in = work_.n_in,
                                       .mode = mode_,
-                                      .row_type = row_type()};
+                                      .row_type = row_type(),
+                                      .product = static_cast<std::uint8_t>(work_.product.value_or(model::Role{}))};
     const double expected_us = holder.us_per_unit * request.units;
     const Duration patience =
         holder.us_per_unit > 0 ? d_.options_.hang + std::chrono::microseconds(static_cast<long>(kSlack * expected_us))
@@ -220,31 +231,34 @@ void Dispatcher::Call::send(Holder& holder, std::vector<Task> tasks) {
     ++holder.in_flight;
     ++d_.stats_.requests;
     const Request& queued = requests_.emplace(header.id, std::move(request)).first->second;
-    if (const Status status = write(*holder.link, header, pairs, queued.tokens); !status) {
+    if (const Status status = write(*holder.link, header, pairs, queued.rows); !status) {
         lose(holder, status.error());
     }
 }
 
 Status Dispatcher::Call::write(net::Link& link, const wire::ComputeRequest& header, std::span<const wire::Pair> pairs,
-                               std::span<const std::uint32_t> tokens) {
-    const bool all = tokens.size() == work_.n_tokens && work_.h_stride == work_.n_embd;
+                               std::span<const std::uint32_t> rows) {
+    const bool dense = has_own_rows()
+                           ? work_.slot_stride == work_.n_in && work_.token_stride == work_.n_used * work_.slot_stride
+                           : work_.token_stride == work_.n_in;
+    const bool all = rows.size() == n_all_rows() && dense;
     if (all && header.row_type == wire::RowType::f32) {
         // As they lie in llama.cpp's tensor: no copy but the kernel's.
         d_.head_.resize(header.payload_bytes() - header.n_rows * header.row_bytes());
         wire::encode(header, pairs, d_.head_);
-        const std::span rows(work_.h, std::size_t{work_.n_tokens} * work_.n_embd);
-        return link.send(wire::FrameType::compute_request, {d_.head_, std::as_bytes(rows)});
+        const std::span numbers(work_.rows, std::size_t{n_all_rows()} * work_.n_in);
+        return link.send(wire::FrameType::compute_request, {d_.head_, std::as_bytes(numbers)});
     }
     LINKCPP_TRY(const std::span<std::byte> place,
                 link.append(wire::FrameType::compute_request, header.payload_bytes()));
-    copy_rows(tokens, header, wire::encode(header, pairs, place));
+    copy_rows(rows, header, wire::encode(header, pairs, place));
     return link.flush();
 }
 
 std::vector<wire::Pair> Dispatcher::Call::list_pairs(Request& request) const {
     std::vector<std::uint16_t> experts;
     for (const Task& task : request.tasks) {
-        request.units += units_of(task.positions.size());
+        request.units += units_of(task);
         request.positions.insert(request.positions.end(), task.positions.begin(), task.positions.end());
         experts.insert(experts.end(), task.positions.size(), task.expert);
     }
@@ -254,19 +268,20 @@ std::vector<wire::Pair> Dispatcher::Call::list_pairs(Request& request) const {
         std::ranges::sort(entries);
         for (std::size_t i = 0; i < experts.size(); ++i) { std::tie(request.positions[i], experts[i]) = entries[i]; }
     }
-    std::vector<std::int32_t> row_of(work_.n_tokens, -1);
+    const std::uint32_t n_rows = n_all_rows();
+    std::vector<std::int32_t> place_of(n_rows, -1);
     std::size_t n_needed = 0;
     for (const std::uint32_t position : request.positions) {
-        n_needed += row_of[position / work_.n_used] < 0 ? 1 : 0;
-        row_of[position / work_.n_used] = 0;
+        n_needed += place_of[row_of(position)] < 0 ? 1 : 0;
+        place_of[row_of(position)] = 0;
     }
     // Where nearly all rows are needed, all go: to pick out a few costs more than to send them.
-    const bool all = mode_ == wire::Mode::exact && n_needed >= work_.n_tokens - work_.n_tokens / 16 &&
-                     experts.size() >= work_.n_tokens;
-    for (std::uint32_t token = 0; token < work_.n_tokens; ++token) {
-        if (!all && row_of[token] < 0) { continue; }
-        row_of[token] = static_cast<std::int32_t>(request.tokens.size());
-        request.tokens.push_back(token);
+    const bool all = mode_ == wire::Mode::exact && n_rows <= wire::kMaxRows && n_needed >= n_rows - n_rows / 16 &&
+                     experts.size() >= n_rows;
+    for (std::uint32_t row = 0; row < n_rows; ++row) {
+        if (!all && place_of[row] < 0) { continue; }
+        place_of[row] = static_cast<std::int32_t>(request.rows.size());
+        request.rows.push_back(row);
     }
     std::vector<wire::Pair> pairs;
     pairs.reserve(experts.size());
@@ -274,19 +289,23 @@ std::vector<wire::Pair> Dispatcher::Call::list_pairs(Request& request) const {
         const std::uint32_t token = request.positions[i] / work_.n_used;
         const std::uint32_t slot = request.positions[i] % work_.n_used;
         const float weight = mode_ == wire::Mode::partial ? work_.weights[token * work_.weights_stride + slot] : 0.0f;
-        pairs.push_back({static_cast<std::uint16_t>(row_of[token]), experts[i], weight});
+        pairs.push_back({static_cast<std::uint16_t>(place_of[row_of(request.positions[i])]), experts[i], weight});
     }
     return pairs;
 }
 
-void Dispatcher::Call::copy_rows(std::span<const std::uint32_t> tokens, const wire::ComputeRequest& header,
+const float* Dispatcher::Call::row_data(std::uint32_t row) const {
+    if (!has_own_rows()) { return work_.rows + row * work_.token_stride; }
+    return work_.rows + row / work_.n_used * work_.token_stride + row % work_.n_used * work_.slot_stride;
+}
+
+void Dispatcher::Call::copy_rows(std::span<const std::uint32_t> rows, const wire::ComputeRequest& header,
                                  std::span<std::byte> to) const {
-    for (const std::uint32_t token : tokens) {
-        const float* row = work_.h + token * work_.h_stride;
+    for (const std::uint32_t row : rows) {
         if (header.row_type == wire::RowType::f32) {
-            std::memcpy(to.data(), row, header.row_bytes());
+            std::memcpy(to.data(), row_data(row), header.row_bytes());
         } else {
-            expert::floats_to_halves({row, work_.n_embd}, to.first(header.row_bytes()));
+            expert::floats_to_halves({row_data(row), work_.n_in}, to.first(header.row_bytes()));
         }
         to = to.subspan(header.row_bytes());
     }
@@ -327,16 +346,15 @@ Status Dispatcher::Call::compute_local() {
     std::vector<Task> tasks = std::move(local_);
     local_.clear();
     for (const Task& task : tasks) {
-        std::vector<float> rows(task.positions.size() * work_.n_embd);
-        std::vector<float> results(rows.size());
         const std::size_t n_pairs = task.positions.size();
+        std::vector<float> rows(n_pairs * work_.n_in);
+        std::vector<float> results(n_pairs * work_.n_out);
         for (std::size_t i = 0; i < n_pairs; ++i) {
-            const std::uint32_t token = task.positions[i] / work_.n_used;
-            std::copy_n(work_.h + token * work_.h_stride, work_.n_embd, rows.data() + i * work_.n_embd);
+            std::copy_n(row_data(row_of(task.positions[i])), work_.n_in, rows.data() + i * work_.n_in);
         }
-        LINKCPP_CHECK(d_.local_->compute(work_.layer, task.expert, rows, results));
+        LINKCPP_CHECK(d_.local_->compute(work_.layer, work_.product, task.expert, rows, results));
         for (std::size_t i = 0; i < n_pairs; ++i) {
-            deliver(task.positions[i], reinterpret_cast<const std::byte*>(results.data() + i * work_.n_embd));
+            deliver(task.positions[i], reinterpret_cast<const std::byte*>(results.data() + i * work_.n_out));
         }
         d_.stats_.pairs += n_pairs;
         d_.stats_.local_pairs += n_pairs;
@@ -347,12 +365,12 @@ Status Dispatcher::Call::compute_local() {
 
 void Dispatcher::Call::deliver(std::uint32_t position, const std::byte* row) {
     if (mode_ == wire::Mode::exact) {
-        std::memcpy(out_.data() + std::size_t{position} * work_.n_embd, row, std::size_t{work_.n_embd} * sizeof(float));
+        std::memcpy(out_.data() + std::size_t{position} * work_.n_out, row, std::size_t{work_.n_out} * sizeof(float));
         return;
     }
     const std::uint32_t token = position / work_.n_used;
     const float weight = work_.weights[token * work_.weights_stride + position % work_.n_used];
-    add_weighted(out_.subspan(std::size_t{token} * work_.n_embd, work_.n_embd), reinterpret_cast<const float*>(row),
+    add_weighted(out_.subspan(std::size_t{token} * work_.n_out, work_.n_out), reinterpret_cast<const float*>(row),
                  weight);
 }
 
@@ -414,9 +432,9 @@ Status Dispatcher::Call::take(Holder& holder, const wire::DecodedAnswer& answer)
     }
     const std::size_t expected = n_rows_of(request) - request.received;
     if (header.n_rows == 0 || header.n_rows > expected || header.first != request.received ||
-        header.n_embd != work_.n_embd || header.row_type != row_type()) {
+        header.n_out != work_.n_out || header.row_type != row_type()) {
         return fail(ErrorKind::corrupt, "expected at most {} rows of {} from {} on, got {} of {} from {} on", expected,
-                    work_.n_embd, request.received, header.n_rows, header.n_embd, header.first);
+                    work_.n_out, request.received, header.n_rows, header.n_out, header.first);
     }
     take_rows(request, answer);
     request.compute_us += header.compute_us;
@@ -433,14 +451,14 @@ Status Dispatcher::Call::take(Holder& holder, const wire::DecodedAnswer& answer)
     holder.us_per_unit =
         holder.us_per_unit == 0 ? us_per_unit : (1 - kSmoothing) * holder.us_per_unit + kSmoothing * us_per_unit;
     if (mode_ == wire::Mode::partial) {
-        partial_.push_back({request.tasks.front().expert, std::move(request.tokens), std::move(request.sums)});
+        partial_.push_back({request.tasks.front().expert, std::move(request.rows), std::move(request.sums)});
     }
     finish(holder, found);
     return {};
 }
 
 std::size_t Dispatcher::Call::n_rows_of(const Request& request) const {
-    return mode_ == wire::Mode::exact ? request.positions.size() : request.tokens.size();
+    return mode_ == wire::Mode::exact ? request.positions.size() : request.rows.size();
 }
 
 void Dispatcher::Call::finish(Holder& holder, std::map<std::uint64_t, Request>::iterator request) {
@@ -455,10 +473,10 @@ void Dispatcher::Call::take_rows(Request& request, const wire::DecodedAnswer& an
             deliver(request.positions[request.received + i], answer.rows.data() + i * row_bytes);
         }
     } else {
-        request.sums.resize(request.tokens.size() * work_.n_embd);
+        request.sums.resize(request.rows.size() * work_.n_out);
         const std::span<float> place =
             std::span(request.sums)
-                .subspan(request.received * work_.n_embd, std::size_t{answer.header.n_rows} * work_.n_embd);
+                .subspan(request.received * work_.n_out, std::size_t{answer.header.n_rows} * work_.n_out);
         if (answer.header.row_type == wire::RowType::f32) {
             std::memcpy(place.data(), answer.rows.data(), answer.rows.size());
         } else {
@@ -472,8 +490,8 @@ void Dispatcher::Call::add_partial_sums() {
     std::ranges::sort(partial_, {}, &PartialSums::first_expert);
     for (const PartialSums& sums : partial_) {
         for (std::size_t i = 0; i < sums.tokens.size(); ++i) {
-            add_weighted(out_.subspan(std::size_t{sums.tokens[i]} * work_.n_embd, work_.n_embd),
-                         sums.rows.data() + i * work_.n_embd, 1.0f);
+            add_weighted(out_.subspan(std::size_t{sums.tokens[i]} * work_.n_out, work_.n_out),
+                         sums.rows.data() + i * work_.n_out, 1.0f);
         }
     }
 }

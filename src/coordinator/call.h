@@ -32,6 +32,7 @@ class Dispatcher::Call {
     // The holder that would finish a task first; in partial mode by load alone, so that the groups that are summed
     // together follow from the placement and never from timing.
     Holder* choose(const Task& task) const;
+    double units_of(const Task& task) const;
     // Microseconds a unit; an unmeasured holder is taken to be as fast as the fastest.
     double speed_of(const Holder& holder) const;
     Status assign();
@@ -41,10 +42,15 @@ class Dispatcher::Call {
     void send_all(Holder& holder, std::vector<Task> tasks);
     void send(Holder& holder, std::vector<Task> tasks);
     Status write(net::Link& link, const wire::ComputeRequest& header, std::span<const wire::Pair> pairs,
-                 std::span<const std::uint32_t> tokens);
-    // The pairs of the request's tasks in the order in which they are sent; fills in its positions, tokens and units.
+                 std::span<const std::uint32_t> rows);
+    // The pairs of the request's tasks in the order in which they are sent; fills in its positions, rows and units.
     std::vector<wire::Pair> list_pairs(Request& request) const;
-    void copy_rows(std::span<const std::uint32_t> tokens, const wire::ComputeRequest& header,
+    // Each pair has a row of its own, numbered as its position; else those of one token share the token's.
+    bool has_own_rows() const { return work_.slot_stride != 0; }
+    std::uint32_t n_all_rows() const { return has_own_rows() ? work_.n_tokens * work_.n_used : work_.n_tokens; }
+    std::uint32_t row_of(std::uint32_t position) const { return has_own_rows() ? position : position / work_.n_used; }
+    const float* row_data(std::uint32_t row) const;
+    void copy_rows(std::span<const std::uint32_t> rows, const wire::ComputeRequest& header,
                    std::span<std::byte> to) const;
 
     // ---- what goes wrong
@@ -81,6 +87,7 @@ class Dispatcher::Call {
     wire::Mode mode_;
     std::span<float> out_;
     std::size_t layer_ = 0;
+    double units_a_pair_ = 1;
     std::vector<Task> todo_;   // not assigned
     std::vector<Task> local_;  // to be computed here
     std::map<std::uint64_t, Request> requests_;

@@ -32,6 +32,20 @@ void Dispatcher::add_link(std::string worker, std::unique_ptr<net::Link> link) {
     inbox_full_ = true;
 }
 
+void Dispatcher::note_unknown(std::uint32_t layer, std::string nodes) {
+    const std::lock_guard lock(unknown_mutex_);
+    if (!unknown_.try_emplace(layer, std::move(nodes)).second || unknown_.size() > 1) { return; }
+    log_warn(
+        "layer {}: its expert block is computed one product at a time, which is right and slow; `linkcpp status` names "
+        "such layers (nodes: {})",
+        model::layer_name(layer), unknown_.begin()->second);
+}
+
+std::map<std::uint32_t, std::string> Dispatcher::unknown() const {
+    const std::lock_guard lock(unknown_mutex_);
+    return unknown_;
+}
+
 void Dispatcher::refresh() {
     if (!inbox_full_.load(std::memory_order_acquire)) { return; }
     const std::lock_guard lock(inbox_mutex_);
@@ -89,6 +103,7 @@ Status Dispatcher::compute(const Work& work, wire::Mode mode, std::span<float> o
     if (!routes_ || !manifest_) { return fail(ErrorKind::disconnected, "the hub has not said yet who holds what"); }
     const Status status = Call(*this, work, mode, out).run();
     ++stats_.layers;
+    stats_.products += work.product ? 1 : 0;
     stats_.rows += work.n_tokens;
     stats_.failures += status ? 0 : 1;
     std::uint64_t bytes_in = 0;

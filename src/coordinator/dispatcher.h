@@ -7,8 +7,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -36,7 +38,8 @@ struct DispatchOptions {
 };
 
 struct DispatchStats {
-    std::atomic<std::uint64_t> layers{0};
+    std::atomic<std::uint64_t> layers{0};    // blocks and lone products
+    std::atomic<std::uint64_t> products{0};  // of these, products computed one at a time
     std::atomic<std::uint64_t> requests{0};
     std::atomic<std::uint64_t> rows{0};
     std::atomic<std::uint64_t> pairs{0};
@@ -49,14 +52,18 @@ struct DispatchStats {
     std::atomic<std::uint64_t> bytes_out{0};
 };
 
-// One layer's work. Row r of `h` begins at h + r * h_stride; ids and weights likewise, in elements.
+// One layer's work. The row of token t and slot s begins at rows + t * token_stride + s * slot_stride: with slot_stride
+// 0 all experts of a token share its row. ids and weights of a token begin at t * their stride. Strides in elements.
 struct Work {
     std::uint32_t layer = 0;
-    std::uint32_t n_embd = 0;
+    std::optional<model::Role> product;  // nothing: the experts' whole FFN
+    std::uint32_t n_in = 0;
+    std::uint32_t n_out = 0;
     std::uint32_t n_tokens = 0;
     std::uint32_t n_used = 0;
-    const float* h = nullptr;
-    std::size_t h_stride = 0;
+    const float* rows = nullptr;
+    std::size_t token_stride = 0;
+    std::size_t slot_stride = 0;
     const std::int32_t* ids = nullptr;
     std::size_t ids_stride = 0;
     const float* weights = nullptr;  // partial sums only
@@ -75,14 +82,17 @@ class Dispatcher {
     void add_link(std::string worker, std::unique_ptr<net::Link> link);
 
     // Calling thread of llama.cpp; calls from several threads wait for each other.
-    // out: {n_embd, n_used, n_tokens}, one row a pair. Errors: disconnected (nobody can compute an expert; says which).
+    // out: {n_out, n_used, n_tokens}, one row a pair. Errors: disconnected (nobody can compute an expert; says which).
     Status compute_rows(const Work& work, std::span<float> out);
-    // out: {n_embd, n_tokens}, weighted sums.
+    // out: {n_out, n_tokens}, weighted sums; of work whose experts share their token's row.
     Status compute_sums(const Work& work, std::span<float> out);
 
     // From any thread.
     const DispatchStats& stats() const { return stats_; }
     const DispatchOptions& options() const { return options_; }
+    // Layers that are computed one product at a time, and what their nodes look like. The first note of a layer counts.
+    void note_unknown(std::uint32_t layer, std::string nodes);
+    std::map<std::uint32_t, std::string> unknown() const;
     // Whether every slice has a holder with a link, or the coordinator computes what has none. `missing`: how many
     // lack.
     bool covered(std::size_t* missing = nullptr);
@@ -110,11 +120,11 @@ class Dispatcher {
         Holder* holder = nullptr;
         std::vector<Task> tasks;
         std::vector<std::uint32_t> positions;  // one a pair, in the request's order
-        std::vector<std::uint32_t> tokens;     // one a row
+        std::vector<std::uint32_t> rows;       // which rows go out: tokens, or positions where each pair has its own
         double units = 0;
         std::size_t received = 0;  // rows that have come
         std::uint64_t compute_us = 0;
-        RawFloats sums;  // partial mode: {n_embd, tokens.size()}
+        RawFloats sums;  // partial mode: {n_out, rows.size()}
         TimePoint sent{};
         TimePoint deadline{};
     };
@@ -126,6 +136,9 @@ class Dispatcher {
 
     DispatchOptions options_;
     DispatchStats stats_;
+
+    mutable std::mutex unknown_mutex_;  // guards unknown_
+    std::map<std::uint32_t, std::string> unknown_;
 
     std::mutex inbox_mutex_;  // guards the inbox_*
     std::vector<std::pair<std::string, std::unique_ptr<net::Link>>> inbox_links_;

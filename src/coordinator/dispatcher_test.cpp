@@ -111,7 +111,7 @@ Status answer_in_parts(net::Link& link, const Request& request, std::uint32_t n_
         const auto part = left.first(std::min<std::size_t>(left.size(), n_rows * kEmbd));
         const auto n = static_cast<std::uint32_t>(part.size() / kEmbd);
         LINKCPP_CHECK(send_answer(
-            link, {.id = request.header.id, .n_rows = n, .n_embd = kEmbd, .compute_us = 5, .first = first}, part));
+            link, {.id = request.header.id, .n_rows = n, .n_out = kEmbd, .compute_us = 5, .first = first}, part));
         first += n;
         left = left.subspan(part.size());
     }
@@ -127,7 +127,7 @@ Status refuse(net::Link& link, const Request& request) {
                        {.id = request.header.id,
                         .outcome = wire::Outcome::overloaded,
                         .row_type = request.header.row_type,
-                        .n_embd = kEmbd},
+                        .n_out = kEmbd},
                        {});
 }
 
@@ -171,8 +171,10 @@ class DispatcherTest : public testing::Test {
     }
 
     // Random tokens through random experts. True when every pair's row, or every token's sum, is right.
-    testing::AssertionResult works(std::uint32_t n_tokens, wire::Mode mode = wire::Mode::exact) {
-        std::vector<float> h(std::size_t{n_tokens} * kEmbd);
+    // `own_rows`: each pair has a row of its own, with some room between tokens.
+    testing::AssertionResult works(std::uint32_t n_tokens, wire::Mode mode = wire::Mode::exact, bool own_rows = false) {
+        const std::size_t token_stride = own_rows ? kUsed * kEmbd + 8 : kEmbd;
+        std::vector<float> h(n_tokens * token_stride);
         std::vector<std::int32_t> ids(std::size_t{n_tokens} * kUsed);
         std::vector<float> weights(ids.size());
         for (float& x : h) { x = static_cast<float>(random_() % 100); }
@@ -181,22 +183,24 @@ class DispatcherTest : public testing::Test {
             weights[i] = 0.25f * static_cast<float>(1 + random_() % 4);
         }
         const Work work{.layer = kLayer,
-                        .n_embd = kEmbd,
+                        .n_in = kEmbd,
+                        .n_out = kEmbd,
                         .n_tokens = n_tokens,
                         .n_used = kUsed,
-                        .h = h.data(),
-                        .h_stride = kEmbd,
+                        .rows = h.data(),
+                        .token_stride = token_stride,
+                        .slot_stride = own_rows ? kEmbd : 0u,
                         .ids = ids.data(),
                         .ids_stride = kUsed,
                         .weights = weights.data(),
                         .weights_stride = kUsed,
                         .n_summed = kUsed};
         const bool exact = mode == wire::Mode::exact;
-        std::vector<float> expected(exact ? h.size() * kUsed : h.size());
+        std::vector<float> expected(std::size_t{n_tokens} * kEmbd * (exact ? kUsed : 1));
         for (std::size_t i = 0; i < ids.size(); ++i) {
             const float times = expert_times(static_cast<std::uint16_t>(ids[i]));
             for (std::size_t j = 0; j < kEmbd; ++j) {
-                const float y = h[i / kUsed * kEmbd + j] * times;
+                const float y = h[i / kUsed * token_stride + (own_rows ? i % kUsed * kEmbd : 0) + j] * times;
                 if (exact) {
                     expected[i * kEmbd + j] = y;
                 } else {
@@ -236,6 +240,14 @@ TEST_F(DispatcherTest, every_pair_comes_from_a_holder_and_lands_in_its_place) {
     EXPECT_EQ(dispatcher_->stats().retries, 0u);
 }
 
+// Weights before the experts, or products one at a time: the rows of a token's experts differ.
+TEST_F(DispatcherTest, rows_that_differ_by_expert_are_sent_with_their_pairs) {
+    make({});
+    add({0, 1, 2}, honest);
+    add({3, 4, 5}, honest);
+    for (const std::uint32_t n : {1u, 2u, 16u, 300u}) { EXPECT_TRUE(works(n, wire::Mode::exact, true)) << n; }
+}
+
 TEST_F(DispatcherTest, partial_sums_are_added_up) {
     make({.mode = wire::Mode::partial});
     add({0, 2, 4}, honest);
@@ -256,7 +268,7 @@ TEST_F(DispatcherTest, a_holder_that_fails_costs_a_resend_and_no_number) {
     const auto dies_half_way = [](net::Link& link, const Request& request) -> Status {
         const std::vector<float> rows = results_of(request);
         LINKCPP_CHECK(
-            send_answer(link, {.id = request.header.id, .n_rows = 1, .n_embd = kEmbd}, std::span(rows).first(kEmbd)));
+            send_answer(link, {.id = request.header.id, .n_rows = 1, .n_out = kEmbd}, std::span(rows).first(kEmbd)));
         return fail(ErrorKind::failed, "gone");
     };
     const std::vector<std::pair<const char*, Peer::Behaviour>> failures{
@@ -276,10 +288,10 @@ TEST_F(DispatcherTest, a_holder_that_fails_costs_a_resend_and_no_number) {
 TEST_F(DispatcherTest, an_answer_that_contradicts_its_request_costs_the_peer_its_link) {
     const auto with = [](auto change) {
         return [change](net::Link& link, const Request& request) -> Status {
-            wire::ComputeAnswer header{.id = request.header.id, .n_rows = request.header.n_pairs, .n_embd = kEmbd};
+            wire::ComputeAnswer header{.id = request.header.id, .n_rows = request.header.n_pairs, .n_out = kEmbd};
             std::vector<float> rows = results_of(request);
             change(header);
-            rows.resize(std::size_t{header.n_rows} * header.n_embd * bytes_per_value(header.row_type) / sizeof(float));
+            rows.resize(std::size_t{header.n_rows} * header.n_out * bytes_per_value(header.row_type) / sizeof(float));
             return send_answer(link, header, rows);
         };
     };
@@ -291,7 +303,7 @@ TEST_F(DispatcherTest, an_answer_that_contradicts_its_request_costs_the_peer_its
              a.n_rows -= 1;
              a.first = 1;
          })},
-        {"rows of another length", with([](Answer& a) { a.n_embd *= 2; })},
+        {"rows of another length", with([](Answer& a) { a.n_out *= 2; })},
         {"another type of rows", with([](Answer& a) { a.row_type = wire::RowType::f16; })},
     };
     for (const auto& [what, behave] : lies) {
@@ -336,7 +348,13 @@ TEST_F(DispatcherTest, what_the_model_does_not_have_is_refused) {
     add(kAll, honest);
     const std::vector<float> h(kEmbd);
     std::vector<float> out(kEmbd);
-    Work work{.layer = kLayer, .n_embd = kEmbd, .n_tokens = 1, .n_used = 1, .h = h.data(), .h_stride = kEmbd};
+    Work work{.layer = kLayer,
+              .n_in = kEmbd,
+              .n_out = kEmbd,
+              .n_tokens = 1,
+              .n_used = 1,
+              .rows = h.data(),
+              .token_stride = kEmbd};
     for (const std::int32_t id : {-1, static_cast<std::int32_t>(kExperts), 1 << 30}) {
         work.ids = &id;
         work.ids_stride = 1;

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "coordinator/block.h"
+#include "coordinator/cpu_node.h"
 #include "coordinator/dispatcher.h"
 #include "coordinator/hub_client.h"
 #include "coordinator/settings.h"
@@ -38,7 +39,10 @@ struct Plugin {
     std::mutex mutex;  // guards client and manifest
     std::unique_ptr<HubClient> client;
     std::shared_ptr<const model::Manifest> manifest;
-    std::unique_ptr<WeightCheck> check;  // made with the manifest, before the first tensor
+    // Made with the manifest, before the first tensor.
+    std::unique_ptr<WeightCheck> check;
+    std::unique_ptr<BlockFinder> finder;
+    CpuNodes cpu_nodes;
     std::atomic<bool> wrong_model{false};
 
     ggml_backend_reg registry{};
@@ -85,7 +89,21 @@ struct Buffer {
         readable = readable || ::mprotect(base, bytes, PROT_READ | PROT_WRITE) == 0;
         return readable;
     }
+
+    // Memory for one tensor among the weights.
+    static bool make_readable(const ggml_tensor* tensor) {
+        const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+        const auto begin = reinterpret_cast<std::uintptr_t>(tensor->data) / page * page;
+        const auto end = reinterpret_cast<std::uintptr_t>(tensor->data) + ggml_nbytes(tensor);
+        return ::mprotect(reinterpret_cast<void*>(begin), end - begin, PROT_READ | PROT_WRITE) == 0;
+    }
 };
+
+// Biases and scales are small and stay here: a block that nobody has described needs them.
+bool keeps_bytes(const ggml_tensor* tensor) {
+    const auto name = model::parse_expert_tensor_name(ggml_get_name(tensor));
+    return name && !model::is_weight(name->role);
+}
 
 Buffer& context_of(ggml_backend_buffer_t buffer) {
     return *static_cast<Buffer*>(buffer->context);
@@ -112,20 +130,22 @@ ggml_status buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor
         if (tensor->view_src != nullptr) { return GGML_STATUS_SUCCESS; }
         if (g_plugin->check) {
             const Status status = g_plugin->check->announce(tensor);
-            if (status) { return GGML_STATUS_SUCCESS; }
-            log_error("{}", status.error().message);
+            if (!status) {
+                log_error("{}", status.error().message);
+            } else if (!keeps_bytes(tensor) || Buffer::make_readable(tensor)) {
+                return GGML_STATUS_SUCCESS;
+            }
         }
         return GGML_STATUS_FAILED;
     });
 }
 
-// Weights come without memory behind them: their bytes are looked at and dropped, they are on the workers.
+// Weights have no memory behind them: their bytes are looked at and dropped, they are on the workers.
 void buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const void* data, size_t offset,
                        size_t size) {
-    if (context_of(buffer).readable) {
-        std::memcpy(static_cast<char*>(tensor->data) + offset, data, size);
-        return;
-    }
+    const bool keep = context_of(buffer).readable || keeps_bytes(tensor);
+    if (keep) { std::memcpy(static_cast<char*>(tensor->data) + offset, data, size); }
+    if (context_of(buffer).readable) { return; }
     guarded("loading", 0, [&] {
         if (g_plugin->wrong_model || !g_plugin->check) { return 0; }
         const ByteView bytes(static_cast<const std::byte*>(data), size);
@@ -139,7 +159,7 @@ void buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor* tensor, const 
 
 void buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor* tensor, void* data, size_t offset,
                        size_t size) {
-    if (context_of(buffer).readable) {
+    if (context_of(buffer).readable || keeps_bytes(tensor)) {
         std::memcpy(data, static_cast<const char*>(tensor->data) + offset, size);
     } else {
         std::memset(data, 0, size);
@@ -215,6 +235,10 @@ void stop_client() {
     const std::unique_lock lock(g_plugin->mutex, std::try_to_lock);
     if (!lock || !g_plugin->client) { return; }
     ::unlink(g_plugin->client->unix_path().c_str());
+    const DispatchStats& stats = g_plugin->dispatcher.stats();
+    log_debug("{} expert blocks in {} requests, {} products one at a time, {} pairs ({} computed here)",
+              stats.layers - stats.products, stats.requests.load(), stats.products.load(), stats.pairs.load(),
+              stats.local_pairs.load());
     if (g_plugin->client->stop(kStopTimeout)) {
         g_plugin->client.reset();
     } else {
@@ -244,6 +268,7 @@ Status connect() {
     LINKCPP_CHECK(wait_for_coverage(g_plugin->settings.coverage_wait));
     g_plugin->manifest = *manifest;
     g_plugin->check = std::make_unique<WeightCheck>(g_plugin->manifest);
+    g_plugin->finder = std::make_unique<BlockFinder>(g_plugin->manifest->model);
     log_info("experts of {} ({} layers) are computed by the swarm, mode {}", g_plugin->manifest->model.name,
              g_plugin->manifest->model.layers.size(),
              g_plugin->settings.dispatch.mode == wire::Mode::exact ? "exact" : "partial");
@@ -292,45 +317,72 @@ Status check_rows(const ggml_tensor* t, ggml_type type) {
                 ggml_type_name(t->type));
 }
 
-Status compute_block(const Block& block) {
-    LINKCPP_CHECK(g_plugin->check->verified(block.layer));
-    LINKCPP_CHECK(check_rows(block.h, GGML_TYPE_F32));
-    LINKCPP_CHECK(check_rows(block.ids, GGML_TYPE_I32));
-    Work work;
-    work.layer = block.layer;
-    work.n_embd = static_cast<std::uint32_t>(block.h->ne[0]);
-    work.n_tokens = static_cast<std::uint32_t>(block.h->ne[2]);
-    work.n_used = static_cast<std::uint32_t>(block.ids->ne[0]);
-    work.h = static_cast<const float*>(block.h->data);
-    work.h_stride = block.h->nb[2] / sizeof(float);
-    work.ids = static_cast<const std::int32_t*>(block.ids->data);
-    work.ids_stride = block.ids->nb[1] / sizeof(std::int32_t);
-    if (work.n_tokens == 0) { return {}; }
+// What both kinds of work have in common. `rows`: {n_in, 1 or n_used, n_tokens}, `ids`: {n_used, n_tokens}.
+Result<Work> make_work(std::uint32_t layer, const ggml_tensor* rows, const ggml_tensor* ids, const ggml_tensor* out) {
+    LINKCPP_CHECK(g_plugin->check->verified(layer));
+    LINKCPP_CHECK(check_rows(rows, GGML_TYPE_F32));
+    LINKCPP_CHECK(check_rows(ids, GGML_TYPE_I32));
+    if (!ggml_is_contiguous(out) || out->type != GGML_TYPE_F32) {
+        return fail(ErrorKind::unsupported, "{}: expected a contiguous result of f32", ggml_get_name(out));
+    }
+    return Work{.layer = layer,
+                .n_in = static_cast<std::uint32_t>(rows->ne[0]),
+                .n_out = static_cast<std::uint32_t>(out->ne[0]),
+                .n_tokens = static_cast<std::uint32_t>(rows->ne[2]),
+                .n_used = static_cast<std::uint32_t>(ids->ne[0]),
+                .rows = static_cast<const float*>(rows->data),
+                .token_stride = rows->nb[2] / sizeof(float),
+                .slot_stride = rows->ne[1] == 1 ? 0 : rows->nb[1] / sizeof(float),
+                .ids = static_cast<const std::int32_t*>(ids->data),
+                .ids_stride = ids->nb[1] / sizeof(std::int32_t)};
+}
 
+std::span<float> numbers_of(ggml_tensor* tensor) {
+    return {static_cast<float*>(tensor->data), static_cast<std::size_t>(ggml_nelements(tensor))};
+}
+
+// `computed`: gains the nodes behind the block that are done with it.
+Status compute_block(const Block& block, std::vector<const ggml_tensor*>& computed) {
+    LINKCPP_TRY(Work work, make_work(block.layer, block.rows, block.ids, block.out));
+    if (work.n_tokens == 0) { return {}; }
     Dispatcher& dispatcher = g_plugin->dispatcher;
     const bool partial = dispatcher.options().mode == wire::Mode::partial && block.weights != nullptr &&
-                         block.weights->type == GGML_TYPE_F32 && block.weights->nb[1] == sizeof(float) &&
-                         ggml_is_contiguous(block.sum);
-    if (partial) {
-        work.weights = static_cast<const float*>(block.weights->data);
-        work.weights_stride = block.weights->nb[2] / sizeof(float);
-        work.n_summed = block.n_summed;
-        return dispatcher.compute_sums(work, {static_cast<float*>(block.sum->data), ggml_nelements(block.sum) * 1ul});
+                         block.weights->nb[1] == sizeof(float) && ggml_is_contiguous(block.sum);
+    if (!partial) { return dispatcher.compute_rows(work, numbers_of(block.out)); }
+    work.weights = static_cast<const float*>(block.weights->data);
+    work.weights_stride = block.weights->nb[2] / sizeof(float);
+    work.n_summed = block.n_summed;
+    computed.insert(computed.end(), block.sum_nodes.begin(), block.sum_nodes.end());
+    return dispatcher.compute_sums(work, numbers_of(block.sum));
+}
+
+Status compute_node(ggml_tensor* node) {
+    const auto product = parse_product(node, is_ours);
+    if (!product) { return g_plugin->cpu_nodes.compute(node); }
+    LINKCPP_TRY(Work work, make_work(product->layer, node->src[1], node->src[2], node));
+    if (work.n_tokens == 0) { return {}; }
+    work.product = product->role;
+    return g_plugin->dispatcher.compute_rows(work, numbers_of(node));
+}
+
+Status compute_graph(ggml_cgraph* graph) {
+    if (!g_plugin->finder) { return fail(ErrorKind::invalid, "no model has been loaded"); }
+    Plan plan = g_plugin->finder->plan(graph, is_ours);
+    for (auto& [layer, nodes] : plan.unknown) { g_plugin->dispatcher.note_unknown(layer, std::move(nodes)); }
+    std::vector<const ggml_tensor*> computed;
+    for (const Step& step : plan.steps) {
+        if (step.block) {
+            LINKCPP_CHECK(compute_block(*step.block, computed));
+        } else if (std::ranges::find(computed, step.node) == computed.end()) {
+            LINKCPP_CHECK(compute_node(step.node));
+        }
     }
-    if (!ggml_is_contiguous(block.down)) {
-        return fail(ErrorKind::unsupported, "{}: expected a contiguous result", ggml_get_name(block.down));
-    }
-    LINKCPP_CHECK(
-        dispatcher.compute_rows(work, {static_cast<float*>(block.down->data), ggml_nelements(block.down) * 1ul}));
-    for (ggml_tensor* node : block.tail) { LINKCPP_CHECK(compute_tail_node(node)); }
     return {};
 }
 
 ggml_status backend_graph_compute(ggml_backend_t /*backend*/, ggml_cgraph* graph) {
     return guarded("computing", GGML_STATUS_FAILED, [&] {
-        const auto blocks = find_blocks(graph, is_ours);
-        Status status = blocks ? Status() : Status(std::unexpected(blocks.error()));
-        for (std::size_t i = 0; status && i < blocks->size(); ++i) { status = compute_block((*blocks)[i]); }
+        const Status status = compute_graph(graph);
         if (status) { return GGML_STATUS_SUCCESS; }
         log_error("{}", status.error().message);
         return GGML_STATUS_FAILED;

@@ -174,7 +174,7 @@ Status HubClient::session(net::Link& hub, const std::stop_token& stop) {
         }
         turn(&hub, next_report - now());
     }
-    return {};
+    return report(hub, 0);  // the last figures
 }
 
 Status HubClient::handle(net::Link& hub, const wire::ControlT& message) {
@@ -261,6 +261,13 @@ Status HubClient::report(net::Link& hub, std::uint64_t sequence) {
     stats.local_pairs = s.local_pairs;
     stats.retries = s.retries;
     stats.failures = s.failures;
+    stats.products = s.products;
+    for (auto& [layer, nodes] : dispatcher_.unknown()) {
+        auto unknown = std::make_unique<fb::UnknownLayerT>();
+        unknown->layer = layer;
+        unknown->nodes = nodes;
+        stats.unknown.push_back(std::move(unknown));
+    }
     return net::send_message(hub, stats);
 }
 

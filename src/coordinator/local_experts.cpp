@@ -53,16 +53,17 @@ Result<std::uint32_t> LocalExperts::hold(const model::MoeLayer& layer, std::uint
     return alone.layer;
 }
 
-Status LocalExperts::compute(std::uint32_t layer, std::uint32_t expert, std::span<const float> rows,
-                             std::span<float> out) {
+Status LocalExperts::compute(std::uint32_t layer, std::optional<model::Role> product, std::uint32_t expert,
+                             std::span<const float> rows, std::span<float> out) {
     const model::MoeLayer* described = manifest_.model.find(layer);
-    if (described == nullptr) { return fail(ErrorKind::not_found, "layer {} has no routed experts", layer); }
+    const std::uint32_t n_in = described != nullptr ? model::widths_of(*described, product).n_in : 0;
+    if (n_in == 0) { return fail(ErrorKind::not_found, "layer {} has no such experts", model::layer_name(layer)); }
     LINKCPP_TRY(const std::uint32_t key, hold(*described, expert));
-    std::vector<expert::Pair> pairs(rows.size() / described->n_embd);
+    std::vector<expert::Pair> pairs(rows.size() / n_in);
     for (std::size_t i = 0; i < pairs.size(); ++i) {
         pairs[i] = {static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(expert), 0};
     }
-    return engine_->compute_rows({0, key, described->n_embd, rows, pairs}, out);
+    return engine_->compute_rows({0, key, n_in, rows, pairs, product}, out);
 }
 
 }  // namespace linkcpp::coordinator

@@ -7,6 +7,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "base/error.h"
 #include "expert/engine.h"
@@ -24,9 +25,10 @@ class LocalExperts {
                                                       const model::Manifest& manifest, unsigned n_threads,
                                                       std::uint64_t memory_bytes);
 
-    // One expert on rows {n_embd, n_rows}; out: {n_embd, n_rows}.
+    // One expert's whole FFN, or the product by one of its weights, on rows {n_in, n_rows}; out: {n_out, n_rows}.
     // Errors: corrupt (the file's bytes are not those of the manifest), failed.
-    Status compute(std::uint32_t layer, std::uint32_t expert, std::span<const float> rows, std::span<float> out);
+    Status compute(std::uint32_t layer, std::optional<model::Role> product, std::uint32_t expert,
+                   std::span<const float> rows, std::span<float> out);
 
     std::uint64_t held_bytes() const { return held_bytes_; }
 

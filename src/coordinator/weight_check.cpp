@@ -28,6 +28,7 @@ Status WeightCheck::announce(const ggml_tensor* tensor) {
     }
     const Place place = find(name);
     const model::ExpertTensor* expected = place.tensor;
+    if (is_unused(place, name)) { return {}; }
     if (expected == nullptr) {
         return fail(ErrorKind::invalid,
                     "{}: the model that the hub serves ({}) has no such tensor; give this program the "
@@ -53,6 +54,11 @@ WeightCheck::Place WeightCheck::find(std::string_view tensor) const {
     return {layer, layer != nullptr ? layer->find(parsed->role) : nullptr};
 }
 
+bool WeightCheck::is_unused(const Place& place, std::string_view tensor) {
+    const auto parsed = model::parse_expert_tensor_name(tensor);
+    return place.layer != nullptr && place.tensor == nullptr && !model::is_weight(parsed->role);
+}
+
 WeightCheck::Sample& WeightCheck::sample_of(const Place& place) {
     std::vector<Sample>& samples = layers_[place.layer->layer].samples;
     samples.resize(place.layer->tensors.size());
@@ -61,6 +67,7 @@ WeightCheck::Sample& WeightCheck::sample_of(const Place& place) {
 
 Status WeightCheck::add(std::string_view tensor, std::size_t offset, ByteView bytes) {
     const Place place = find(tensor);
+    if (is_unused(place, tensor)) { return {}; }
     if (place.tensor == nullptr) { return another_model(tensor); }
     const auto [layer, described] = place;
     const std::lock_guard lock(mutex_);
@@ -86,7 +93,12 @@ Status WeightCheck::add(std::string_view tensor, std::size_t offset, ByteView by
 }
 
 Status WeightCheck::finish(const model::MoeLayer& layer, Layer& state) const {
-    if (std::ranges::all_of(state.samples, &Sample::stamped)) {
+    // A backbone holds stamps in the place of weights; its biases and scales are the model's own.
+    bool stamped = true;
+    for (std::size_t i = 0; i < state.samples.size(); ++i) {
+        stamped = stamped && (state.samples[i].stamped || !model::is_weight(layer.tensors[i].role));
+    }
+    if (stamped) {
         state.verified = true;
         return {};
     }
@@ -107,10 +119,11 @@ Status WeightCheck::verified(std::uint32_t layer) const {
     const std::lock_guard lock(mutex_);
     const auto found = layers_.find(layer);
     if (found != layers_.end() && found->second.verified) { return {}; }
-    return fail(ErrorKind::invalid,
-                "layer {}: it is not certain that this program has loaded the model that the hub serves; no token is "
-                "computed with it",
-                layer);
+    return fail(
+        ErrorKind::invalid,
+        "layer {}: it is not certain that this program has loaded the model that the hub serves: not all of its "
+        "experts' tensors, biases and scales included, came to the plugin; no token is computed with it",
+        model::layer_name(layer));
 }
 
 }  // namespace linkcpp::coordinator

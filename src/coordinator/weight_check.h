@@ -47,6 +47,8 @@ class WeightCheck {
         const model::ExpertTensor* tensor = nullptr;
     };
     Place find(std::string_view tensor) const;
+    // A bias or scale of the file that no expert uses.
+    static bool is_unused(const Place& place, std::string_view tensor);
     Sample& sample_of(const Place& place);
     Status finish(const model::MoeLayer& layer, Layer& state) const;
 

@@ -11,6 +11,7 @@
 #include <ggml.h>
 
 #include "base/platform.h"
+#include "expert/ffn.h"
 
 namespace linkcpp::expert {
 namespace {
@@ -23,8 +24,7 @@ using model::Role;
 constexpr std::uint32_t kCachedPairs = 32;
 // About what stays in a core's caches between computing rows, sending them and reading the next ones.
 constexpr std::size_t kStretchBytes = 1u << 20;
-constexpr std::size_t kMaxNodes = 16;
-constexpr std::size_t kMaxTensors = 32;
+constexpr std::size_t kMaxTensors = kMaxFfnNodes;
 
 template <class Function>
 Function cpu_function(const Device& device, const char* name) {
@@ -34,7 +34,7 @@ Function cpu_function(const Device& device, const char* name) {
 
 ggml_context_ptr make_context(std::size_t n_tensors, bool graph) {
     const std::size_t bytes =
-        n_tensors * ggml_tensor_overhead() + (graph ? ggml_graph_overhead_custom(kMaxNodes, false) : 0);
+        n_tensors * ggml_tensor_overhead() + (graph ? ggml_graph_overhead_custom(kMaxFfnNodes, false) : 0);
     return ggml_context_ptr(ggml_init({.mem_size = bytes, .mem_buffer = nullptr, .no_alloc = true}));
 }
 
@@ -66,12 +66,20 @@ struct Engine::Arena {
     std::size_t bytes = 0;
 };
 
+struct Engine::Shape {
+    std::optional<Role> product;
+    std::uint32_t n_used = 0;
+    std::uint32_t n_rows = 0;
+
+    auto operator<=>(const Shape&) const = default;
+};
+
 struct Engine::Graph {
     ggml_context_ptr context;
     ggml_cgraph* graph = nullptr;
-    ggml_tensor* h = nullptr;    // {n_embd, 1, n_rows}
-    ggml_tensor* ids = nullptr;  // {n_used, n_rows}, local ids
-    ggml_tensor* out = nullptr;  // {n_embd, n_used, n_rows}
+    ggml_tensor* rows = nullptr;  // {n_in, 1, n_rows}
+    ggml_tensor* ids = nullptr;   // {n_used, n_rows}, local ids
+    ggml_tensor* out = nullptr;   // {n_out, n_used, n_rows}
 };
 
 struct Engine::Layer {
@@ -81,8 +89,8 @@ struct Engine::Layer {
     ggml_context_ptr context;
     ggml_backend_buffer_ptr buffer;               // of a copied shard
     std::vector<ggml_backend_buffer_ptr> mapped;  // of a mapped one
-    std::map<Role, ggml_tensor*> tensors;
-    std::map<std::pair<std::uint32_t, std::uint32_t>, std::unique_ptr<Graph>> graphs;  // by {n_used, n_rows}
+    FfnTensors tensors;
+    std::map<Shape, std::unique_ptr<Graph>> graphs;
     std::uint64_t bytes = 0;
 };
 
@@ -135,8 +143,9 @@ Status Engine::start() {
 Status Engine::make_tensors(Layer& held, std::uint32_t n_local, std::span<const ByteView> mapped) {
     held.context = make_context(kMaxTensors, false);
     for (const model::ExpertTensor& tensor : held.layer.tensors) {
-        held.tensors[tensor.role] =
-            ggml_new_tensor_3d(held.context.get(), tensor.type, tensor.ne[0], tensor.ne[1], n_local);
+        std::array<std::int64_t, 3> ne = tensor.ne;
+        ne[model::expert_dimension(tensor.role)] = n_local;
+        held.tensors[tensor.role] = ggml_new_tensor_3d(held.context.get(), tensor.type, ne[0], ne[1], ne[2]);
         held.bytes += tensor.slab_bytes * n_local;
     }
     if (mapped.empty()) {
@@ -158,17 +167,28 @@ Status Engine::make_tensors(Layer& held, std::uint32_t n_local, std::span<const 
             return fail(ErrorKind::unsupported, "device {}: cannot compute from mapped memory", device_.name);
         }
     }
-    // Ask the device before the first request does.
-    const ggml_context_ptr context = make_context(4, false);
+    return check_operations(held);
+}
+
+// Asks the device before the first request does.
+Status Engine::check_operations(const Layer& held) const {
+    const ggml_context_ptr context = make_context(3 * kMaxTensors, false);
+    ggml_tensor* ids = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, 1, 1);
+    const auto rows = [&](std::int64_t n) { return ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, n, 1, 1); };
     for (const auto& [role, tensor] : held.tensors) {
-        ggml_tensor* rows = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, tensor->ne[0], 1, 1);
-        ggml_tensor* ids = ggml_new_tensor_2d(context.get(), GGML_TYPE_I32, 1, 1);
-        const ggml_tensor* product = ggml_mul_mat_id(context.get(), tensor, rows, ids);
+        if (!model::is_weight(role)) { continue; }
+        const ggml_tensor* product = build_product(context.get(), held.tensors, role, rows(tensor->ne[0]), ids);
         if (!ggml_backend_dev_supports_op(device_.handle, product)) {
             return fail(ErrorKind::unsupported, "device {}: cannot multiply by {} experts", device_.name,
                         ggml_type_name(tensor->type));
         }
-        ggml_reset(context.get());
+    }
+    build_ffn(context.get(), held.layer, held.tensors, rows(held.layer.n_embd), ids);
+    for (ggml_tensor* t = ggml_get_first_tensor(context.get()); t; t = ggml_get_next_tensor(context.get(), t)) {
+        if (t->op != GGML_OP_NONE && !ggml_backend_dev_supports_op(device_.handle, t)) {
+            return fail(ErrorKind::unsupported, "device {}: cannot compute {} ({} experts)", device_.name,
+                        ggml_op_desc(t), model::to_string(held.layer.activation.kind));
+        }
     }
     return {};
 }
@@ -253,25 +273,15 @@ std::uint64_t Engine::shard_bytes() const {
     return bytes;
 }
 
-Status Engine::build(Graph& graph, Layer& held, std::uint32_t n_used, std::uint32_t n_rows, Arena& arena) {
+Status Engine::build(Graph& graph, Layer& held, const Shape& shape, Arena& arena) {
     graph.context = make_context(kMaxTensors, true);
     ggml_context* context = graph.context.get();
-    graph.h = ggml_new_tensor_3d(context, GGML_TYPE_F32, held.layer.n_embd, 1, n_rows);
-    graph.ids = ggml_new_tensor_2d(context, GGML_TYPE_I32, n_used, n_rows);
-    ggml_tensor* gate = nullptr;
-    ggml_tensor* up = nullptr;
-    if (held.tensors.contains(Role::gate_up)) {
-        ggml_tensor* both = ggml_mul_mat_id(context, held.tensors[Role::gate_up], graph.h, graph.ids);
-        const std::int64_t n_ff = both->ne[0] / 2;
-        gate = ggml_view_3d(context, both, n_ff, both->ne[1], both->ne[2], both->nb[1], both->nb[2], 0);
-        up = ggml_view_3d(context, both, n_ff, both->ne[1], both->ne[2], both->nb[1], both->nb[2], n_ff * both->nb[0]);
-    } else {
-        up = ggml_mul_mat_id(context, held.tensors[Role::up], graph.h, graph.ids);
-        gate = ggml_mul_mat_id(context, held.tensors[Role::gate], graph.h, graph.ids);
-    }
-    ggml_tensor* activated = ggml_swiglu_split(context, gate, up);
-    graph.out = ggml_mul_mat_id(context, held.tensors[Role::down], activated, graph.ids);
-    graph.graph = ggml_new_graph_custom(context, kMaxNodes, false);
+    const model::Widths widths = model::widths_of(held.layer, shape.product);
+    graph.rows = ggml_new_tensor_3d(context, GGML_TYPE_F32, widths.n_in, 1, shape.n_rows);
+    graph.ids = ggml_new_tensor_2d(context, GGML_TYPE_I32, shape.n_used, shape.n_rows);
+    graph.out = shape.product ? build_product(context, held.tensors, *shape.product, graph.rows, graph.ids)
+                              : build_ffn(context, held.layer, held.tensors, graph.rows, graph.ids);
+    graph.graph = ggml_new_graph_custom(context, kMaxFfnNodes, false);
     ggml_build_forward_expand(graph.graph, graph.out);
 
     ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(backend_);
@@ -305,62 +315,61 @@ Status Engine::build(Graph& graph, Layer& held, std::uint32_t n_used, std::uint3
     return {};
 }
 
-Result<Engine::Graph*> Engine::graph_for(Layer& held, std::uint32_t n_used, std::uint32_t n_rows) {
-    if (n_used * n_rows > kCachedPairs) {
-        LINKCPP_CHECK(build(*large_graph_, held, n_used, n_rows, *large_));
+Result<Engine::Graph*> Engine::graph_for(Layer& held, const Shape& shape) {
+    if (shape.n_used * shape.n_rows > kCachedPairs) {
+        LINKCPP_CHECK(build(*large_graph_, held, shape, *large_));
         return large_graph_.get();
     }
-    auto& cached = held.graphs[{n_used, n_rows}];
+    auto& cached = held.graphs[shape];
     if (!cached) {
         auto graph = std::make_unique<Graph>();
         const std::size_t before = small_->bytes;
-        LINKCPP_CHECK(build(*graph, held, n_used, n_rows, *small_));
+        LINKCPP_CHECK(build(*graph, held, shape, *small_));
         if (small_->bytes != before) {
             // The arena has moved: all other graphs that point into it are void.
             const std::lock_guard lock(mutex_);
             for (const auto& [number, layer] : layers_) { layer->graphs.clear(); }
         }
-        auto& place = held.graphs[{n_used, n_rows}];
+        auto& place = held.graphs[shape];
         place = std::move(graph);
         return place.get();
     }
     return cached.get();
 }
 
-Result<std::span<const float>> Engine::run(Layer& held, std::span<const float> rows, std::span<const Pair> pairs) {
-    const std::size_t n_embd = held.layer.n_embd;
-    const std::size_t n_rows = rows.size() / n_embd;
+Result<std::span<const float>> Engine::run(Layer& held, const Batch& batch, std::span<const Pair> pairs) {
+    const std::size_t n_in = batch.n_in;
+    const std::size_t n_rows = batch.rows.size() / n_in;
     ids_.resize(pairs.size());
     std::ranges::transform(pairs, ids_.begin(), [&](const Pair& pair) { return held.local[pair.expert]; });
     const bool rectangular = is_rectangular(pairs, n_rows);
     const auto n_graph_rows = static_cast<std::uint32_t>(rectangular ? n_rows : pairs.size());
     const auto n_used = static_cast<std::uint32_t>(pairs.size() / n_graph_rows);
-    LINKCPP_TRY(Graph * graph, graph_for(held, n_used, n_graph_rows));
+    LINKCPP_TRY(Graph * graph, graph_for(held, {batch.product, n_used, n_graph_rows}));
     if (rectangular) {
-        ggml_backend_tensor_set(graph->h, rows.data(), 0, rows.size_bytes());
+        ggml_backend_tensor_set(graph->rows, batch.rows.data(), 0, batch.rows.size_bytes());
     } else {
-        if (!host_memory_) { expanded_.resize(pairs.size() * n_embd); }
-        float* place = host_memory_ ? static_cast<float*>(graph->h->data) : expanded_.data();
+        if (!host_memory_) { expanded_.resize(pairs.size() * n_in); }
+        float* place = host_memory_ ? static_cast<float*>(graph->rows->data) : expanded_.data();
         for (const Pair& pair : pairs) {
-            std::memcpy(place, rows.data() + pair.row * n_embd, n_embd * sizeof(float));
-            place += n_embd;
+            std::memcpy(place, batch.rows.data() + pair.row * n_in, n_in * sizeof(float));
+            place += n_in;
         }
-        if (!host_memory_) { ggml_backend_tensor_set(graph->h, expanded_.data(), 0, ggml_nbytes(graph->h)); }
+        if (!host_memory_) { ggml_backend_tensor_set(graph->rows, expanded_.data(), 0, ggml_nbytes(graph->rows)); }
     }
     ggml_backend_tensor_set(graph->ids, ids_.data(), 0, ids_.size() * sizeof(std::int32_t));
     const ggml_status status = ggml_backend_graph_compute(backend_, graph->graph);
     if (status != GGML_STATUS_SUCCESS) {
         return fail(ErrorKind::failed, "device {}: {}", device_.name, ggml_status_to_string(status));
     }
-    const std::size_t n_out = pairs.size() * n_embd;
+    const auto n_out = static_cast<std::size_t>(ggml_nelements(graph->out));
     if (host_memory_) { return std::span(static_cast<const float*>(graph->out->data), n_out); }
     staging_.resize(n_out);
     ggml_backend_tensor_get(graph->out, staging_.data(), 0, n_out * sizeof(float));
     return std::span<const float>(staging_);
 }
 
-std::size_t Engine::end_of_stretch(const Layer& held, std::span<const Pair> pairs, std::size_t begin) const {
-    const std::size_t row_bytes = held.layer.n_embd * sizeof(float);
+std::size_t Engine::end_of_stretch(std::span<const Pair> pairs, std::size_t begin, std::size_t row_bytes) {
     std::size_t end = begin;
     while (end < pairs.size()) {
         std::size_t next = end + 1;
@@ -376,11 +385,15 @@ Status Engine::check(const Layer& held, const Batch& batch) {
     if (held.model != batch.model) {
         return fail(ErrorKind::unsupported, "layer {}: it is held of another model than {:016x}", layer, batch.model);
     }
-    const std::size_t n_embd = held.layer.n_embd;
-    const std::size_t n_rows = batch.rows.size() / n_embd;
-    if (batch.n_embd != n_embd || n_rows == 0 || batch.rows.size() % n_embd != 0 || batch.pairs.empty()) {
+    const std::size_t n_in = model::widths_of(held.layer, batch.product).n_in;
+    if (n_in == 0) { return fail(ErrorKind::invalid, "layer {}: it has no weight of that role", layer); }
+    if (!batch.product && held.layer.activation.kind == model::Activation::unknown) {
+        return fail(ErrorKind::invalid, "layer {}: its activation is not known", layer);
+    }
+    const std::size_t n_rows = batch.rows.size() / n_in;
+    if (batch.n_in != n_in || n_rows == 0 || batch.rows.size() % n_in != 0 || batch.pairs.empty()) {
         return fail(ErrorKind::invalid, "layer {}: expected rows of {}, got {} numbers in rows of {} with {} pairs",
-                    layer, n_embd, batch.rows.size(), batch.n_embd, batch.pairs.size());
+                    layer, n_in, batch.rows.size(), batch.n_in, batch.pairs.size());
     }
     for (std::size_t i = 0; i < batch.pairs.size(); ++i) {
         const Pair& pair = batch.pairs[i];
@@ -397,40 +410,40 @@ Status Engine::compute(const Batch& batch, const RowSink& sink) {
     if (!held) { return fail(ErrorKind::not_found, "layer {} is not held", batch.layer); }
     LINKCPP_CHECK(check(*held, batch));
     const std::span<const Pair> pairs = batch.pairs;
-    const bool stretches =
-        device_.is_cpu() && pairs.size() * batch.n_embd * sizeof(float) > kStretchBytes && is_grouped(pairs);
+    const std::size_t n_out = model::widths_of(held->layer, batch.product).n_out;
+    const std::size_t row_bytes = n_out * sizeof(float);
+    const bool stretches = device_.is_cpu() && pairs.size() * row_bytes > kStretchBytes && is_grouped(pairs);
     for (std::size_t begin = 0; begin < pairs.size();) {
-        const std::size_t end = stretches ? end_of_stretch(*held, pairs, begin) : pairs.size();
-        LINKCPP_TRY(const std::span<const float> result, run(*held, batch.rows, pairs.subspan(begin, end - begin)));
-        LINKCPP_CHECK(sink(begin, result));
+        const std::size_t end = stretches ? end_of_stretch(pairs, begin, row_bytes) : pairs.size();
+        LINKCPP_TRY(const std::span<const float> result, run(*held, batch, pairs.subspan(begin, end - begin)));
+        LINKCPP_CHECK(sink({begin, n_out, result}));
         begin = end;
     }
     return {};
 }
 
 Status Engine::compute_rows(const Batch& batch, std::span<float> out) {
-    const std::size_t n_embd = batch.n_embd;
-    if (out.size() != batch.pairs.size() * n_embd) {
-        return fail(ErrorKind::invalid, "layer {}: {} pairs do not make {} numbers", batch.layer, batch.pairs.size(),
-                    out.size());
-    }
-    return compute(batch, [&](std::size_t first, std::span<const float> result) -> Status {
-        std::memcpy(out.data() + first * n_embd, result.data(), result.size_bytes());
+    return compute(batch, [&](const RowPart& part) -> Status {
+        if (out.size() != batch.pairs.size() * part.n_out) {
+            return fail(ErrorKind::invalid, "layer {}: {} pairs do not make {} numbers", batch.layer,
+                        batch.pairs.size(), out.size());
+        }
+        std::memcpy(out.data() + part.first * part.n_out, part.rows.data(), part.rows.size_bytes());
         return {};
     });
 }
 
 Status Engine::compute_sums(const Batch& batch, std::span<float> out) {
-    if (out.size() != batch.rows.size()) {
+    if (out.size() != batch.rows.size() || batch.product) {
         return fail(ErrorKind::invalid, "layer {}: sums of {} numbers for rows of {}", batch.layer, out.size(),
                     batch.rows.size());
     }
     std::ranges::fill(out, 0.0f);
-    const std::size_t n_embd = batch.n_embd;
-    return compute(batch, [&](std::size_t first, std::span<const float> result) -> Status {
-        for (std::size_t i = 0; i * n_embd < result.size(); ++i) {
-            const Pair& pair = batch.pairs[first + i];
-            const float* row = result.data() + i * n_embd;
+    const std::size_t n_embd = batch.n_in;
+    return compute(batch, [&](const RowPart& part) -> Status {
+        for (std::size_t i = 0; i * n_embd < part.rows.size(); ++i) {
+            const Pair& pair = batch.pairs[part.first + i];
+            const float* row = part.rows.data() + i * n_embd;
             float* sum = out.data() + pair.row * n_embd;
             for (std::size_t j = 0; j < n_embd; ++j) { sum[j] += row[j] * pair.weight; }
         }

@@ -1,7 +1,7 @@
 // The expert engine: holds a shard on one ggml device and computes (row, expert, weight) pairs.
 //
-// One pair's row: y = down · (silu(gate · h) * (up · h)), the same nodes in the same order as llama.cpp's own graph has
-// them, so that the same kernels give the same bits.
+// One pair's row is the whole FFN of its expert, made of the nodes of ffn.h: the same kernels give the same bits. Or it
+// is the product by one of the expert's weights alone, for blocks that nobody has described.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -30,16 +31,23 @@ struct Pair {
 struct Batch {
     std::uint64_t model = 0;
     std::uint32_t layer = 0;
-    std::uint32_t n_embd = 0;
-    std::span<const float> rows;  // {n_embd, n_rows}
+    std::uint32_t n_in = 0;
+    std::span<const float> rows;  // {n_in, n_rows}
     std::span<const Pair> pairs;
+    std::optional<model::Role> product;  // nothing: the whole FFN, and n_in and n_out are n_embd
 };
 
 // Gives the slice (layer, expert): MoeLayer::slice_bytes() bytes, valid until the next call.
 using SliceSource = std::function<Result<ByteView>(std::uint32_t layer, std::uint32_t expert)>;
 
-// Takes the rows {n_embd, n} of the pairs first, first + 1, …; they are valid until it returns.
-using RowSink = std::function<Status(std::size_t first, std::span<const float> rows)>;
+// The rows {n_out, n} of the pairs first, first + 1, …, first + n - 1.
+struct RowPart {
+    std::size_t first = 0;
+    std::size_t n_out = 0;
+    std::span<const float> rows;
+};
+// Takes them; they are valid until it returns.
+using RowSink = std::function<Status(const RowPart& part)>;
 
 // compute_*() belong to one thread at a time; hold() and hold_mapped() may run on another meanwhile, and a request sees
 // a layer as it was before or after, never between.
@@ -72,9 +80,10 @@ class Engine {
     // Errors: not_found (layer or expert not held), unsupported (the layer is of another model), invalid (the batch
     // contradicts itself or the layer), failed (device), the sink's.
     Status compute(const Batch& batch, const RowSink& sink);
-    // The same into `out`: {n_embd, pairs.size()}.
+    // The same into `out`: {n_out, pairs.size()}.
     Status compute_rows(const Batch& batch, std::span<float> out);
-    // out: {n_embd, n_rows}: for each row the sum of its pairs' rows times their weights, added in the pairs' order.
+    // out: {n_embd, n_rows}: for each row the sum of its pairs' rows times their weights, added in the pairs' order. Of
+    // whole FFNs only.
     Status compute_sums(const Batch& batch, std::span<float> out);
 
     const Device& device() const { return device_; }
@@ -88,12 +97,14 @@ class Engine {
     Engine(Device device, unsigned n_threads);
     Status start();
     Status make_tensors(Layer& held, std::uint32_t n_local, std::span<const ByteView> mapped);
+    Status check_operations(const Layer& held) const;
     static Status check(const Layer& held, const Batch& batch);
-    Result<Graph*> graph_for(Layer& held, std::uint32_t n_used, std::uint32_t n_rows);
-    std::size_t end_of_stretch(const Layer& held, std::span<const Pair> pairs, std::size_t begin) const;
-    Status build(Graph& graph, Layer& held, std::uint32_t n_used, std::uint32_t n_rows, Arena& arena);
+    struct Shape;
+    Result<Graph*> graph_for(Layer& held, const Shape& shape);
+    static std::size_t end_of_stretch(std::span<const Pair> pairs, std::size_t begin, std::size_t row_bytes);
+    Status build(Graph& graph, Layer& held, const Shape& shape, Arena& arena);
     // Runs one graph and returns the rows where it left them: in host memory, or copied to staging_.
-    Result<std::span<const float>> run(Layer& held, std::span<const float> rows, std::span<const Pair> pairs);
+    Result<std::span<const float>> run(Layer& held, const Batch& batch, std::span<const Pair> pairs);
 
     Device device_;
     unsigned n_threads_;

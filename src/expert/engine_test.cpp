@@ -68,7 +68,7 @@ class EngineTest : public testing::TestWithParam<Shape> {
     }
 
     static Batch batch(std::uint32_t layer, std::span<const float> rows, std::span<const Pair> pairs) {
-        return {kModel, layer, kEmbd, rows, pairs};
+        return {kModel, layer, kEmbd, rows, pairs, {}};
     }
 
     std::vector<float> compute(std::span<const float> rows, const std::vector<Pair>& pairs) {
@@ -189,7 +189,7 @@ TEST_P(EngineTest, sizes_that_do_not_fit_are_invalid) {
     std::vector<float> out(kEmbd);
     const std::vector<Pair> one{{0, 1, 0}};
     Batch wide = batch(0, std::span(rows_).first(2 * kEmbd), one);
-    wide.n_embd = 2 * kEmbd;
+    wide.n_in = 2 * kEmbd;
     EXPECT_EQ(engine_->compute_sums(wide, std::span(rows_).first(2 * kEmbd)).error().kind, ErrorKind::invalid);
     EXPECT_EQ(engine_->compute_rows(batch(0, std::span(rows_).first(kEmbd - 1), one), out).error().kind,
               ErrorKind::invalid);
@@ -283,10 +283,10 @@ TEST_P(EngineTest, large_requests_come_back_in_stretches_that_part_no_expert) {
     }
     std::vector<float> rows;
     std::vector<std::size_t> firsts;
-    ASSERT_TRUE(engine_->compute(batch(0, rows_, pairs), [&](std::size_t first, std::span<const float> part) -> Status {
-        EXPECT_EQ(first * kEmbd, rows.size());
-        firsts.push_back(first);
-        rows.insert(rows.end(), part.begin(), part.end());
+    ASSERT_TRUE(engine_->compute(batch(0, rows_, pairs), [&](const RowPart& part) -> Status {
+        EXPECT_EQ(part.first * kEmbd, rows.size());
+        firsts.push_back(part.first);
+        rows.insert(rows.end(), part.rows.begin(), part.rows.end());
         return {};
     }));
     ASSERT_EQ(rows.size(), pairs.size() * kEmbd);
@@ -300,7 +300,7 @@ TEST_P(EngineTest, large_requests_come_back_in_stretches_that_part_no_expert) {
     // Experts that do not stand together are computed in one go.
     std::ranges::sort(pairs, {}, &Pair::row);
     std::size_t stretches = 0;
-    ASSERT_TRUE(engine_->compute(batch(0, rows_, pairs), [&](std::size_t, std::span<const float>) -> Status {
+    ASSERT_TRUE(engine_->compute(batch(0, rows_, pairs), [&](const RowPart&) -> Status {
         ++stretches;
         return {};
     }));
@@ -309,9 +309,7 @@ TEST_P(EngineTest, large_requests_come_back_in_stretches_that_part_no_expert) {
 
 TEST_P(EngineTest, an_error_of_the_sink_ends_the_work) {
     const std::vector<Pair> pairs{{0, 1, 0}};
-    const auto sink = [](std::size_t, std::span<const float>) -> Status {
-        return fail(ErrorKind::disconnected, "gone");
-    };
+    const auto sink = [](const RowPart&) -> Status { return fail(ErrorKind::disconnected, "gone"); };
     EXPECT_EQ(engine_->compute(batch(0, std::span(rows_).first(kEmbd), pairs), sink).error().kind,
               ErrorKind::disconnected);
 }

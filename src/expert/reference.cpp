@@ -1,27 +1,64 @@
 #include "expert/reference.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numbers>
 
 #include <ggml.h>
 
 namespace linkcpp::expert {
 namespace {
 
-// matrix: {columns, rows}; out: {rows}
-void multiply(std::span<const float> matrix, std::span<const double> h, std::span<double> out) {
-    for (std::size_t r = 0; r < out.size(); ++r) {
-        const std::span<const float> row = matrix.subspan(r * h.size(), h.size());
-        double sum = 0;
-        for (std::size_t c = 0; c < h.size(); ++c) { sum += static_cast<double>(row[c]) * h[c]; }
-        out[r] = sum;
+using model::Activation;
+using model::Role;
+
+double sigmoid(double x) {
+    return 1.0 / (1.0 + std::exp(-x));
+}
+double silu(double x) {
+    return x * sigmoid(x);
+}
+// The approximation by tanh, as ggml's.
+double gelu(double x) {
+    return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * x * (1.0 + 0.044715 * x * x)));
+}
+double relu(double x) {
+    return std::max(x, 0.0);
+}
+double bounded(double x, double bound) {
+    return bound * std::tanh(x / bound);
+}
+
+double activate(const model::ActivationOf& activation, double gate, double up) {
+    const double first = activation.parameters[0];
+    const double second = activation.parameters[1];
+    switch (activation.kind) {
+        case Activation::unknown: return 0;
+        case Activation::swiglu: return silu(gate) * up;
+        case Activation::geglu: return gelu(gate) * up;
+        case Activation::reglu: return relu(gate) * up;
+        case Activation::swiglu_oai: {
+            const double x = std::min(gate, second);
+            return x * sigmoid(first * x) * (1.0 + std::clamp(up, -second, second));
+        }
+        case Activation::swiglu_clamp: return silu(std::min(gate, first)) * std::clamp(up, -first, first);
+        case Activation::swiglu_limited: return std::min(silu(gate), first) * std::clamp(up, -first, first);
+        case Activation::situ: return bounded(gate, first) * sigmoid(gate) * (second > 0 ? bounded(up, second) : up);
+        case Activation::silu: return silu(up);
+        case Activation::gelu: return gelu(up);
+        case Activation::relu: return relu(up);
+        case Activation::relu_squared: return relu(up) * relu(up);
     }
+    return 0;
 }
 
 }  // namespace
 
 Result<std::vector<float>> dequantise(const model::ExpertTensor& tensor, ByteView slab) {
-    const auto n = static_cast<std::size_t>(tensor.ne[0] * tensor.ne[1]);
+    std::array<std::int64_t, 3> ne = tensor.ne;
+    ne[model::expert_dimension(tensor.role)] = 1;
+    const auto n = static_cast<std::size_t>(ne[0] * ne[1] * ne[2]);
     std::vector<float> values(n);
     if (tensor.type == GGML_TYPE_F32) {
         std::memcpy(values.data(), slab.data(), n * sizeof(float));
@@ -42,33 +79,49 @@ Result<ReferenceExpert> ReferenceExpert::make(const model::MoeLayer& layer, Byte
                     layer.slice_bytes(), slice.size());
     }
     ReferenceExpert expert;
-    expert.n_embd_ = layer.n_embd;
-    expert.n_ff_ = layer.n_ff;
+    expert.activation_ = layer.activation;
     std::size_t offset = 0;
     for (const model::ExpertTensor& tensor : layer.tensors) {
-        LINKCPP_TRY(std::vector<float> values, dequantise(tensor, slice.subspan(offset, tensor.slab_bytes)));
+        LINKCPP_TRY(expert.values_[tensor.role], dequantise(tensor, slice.subspan(offset, tensor.slab_bytes)));
         offset += tensor.slab_bytes;
-        const auto half = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-        switch (tensor.role) {
-            case model::Role::gate: expert.gate_ = std::move(values); break;
-            case model::Role::up: expert.up_ = std::move(values); break;
-            case model::Role::down: expert.down_ = std::move(values); break;
-            case model::Role::gate_up:
-                expert.gate_.assign(values.begin(), half);
-                expert.up_.assign(half, values.end());
-                break;
-        }
     }
     return expert;
 }
 
+std::vector<double> ReferenceExpert::project(Role weight, Role scale, Role bias, std::span<const double> rows) const {
+    const std::vector<float>& matrix = values_.at(weight);
+    const auto scales = values_.find(scale);
+    const auto biases = values_.find(bias);
+    std::vector<double> out(matrix.size() / rows.size());
+    for (std::size_t r = 0; r < out.size(); ++r) {
+        const std::span<const float> row = std::span(matrix).subspan(r * rows.size(), rows.size());
+        double sum = 0;
+        for (std::size_t c = 0; c < rows.size(); ++c) { sum += static_cast<double>(row[c]) * rows[c]; }
+        if (scales != values_.end()) { sum *= scales->second.front(); }
+        if (biases != values_.end()) { sum += biases->second[r]; }
+        out[r] = sum;
+    }
+    return out;
+}
+
+std::vector<double> ReferenceExpert::activated(std::span<const double> h) const {
+    std::vector<double> gate;
+    std::vector<double> up;
+    if (values_.contains(Role::gate_up)) {
+        gate = project(Role::gate_up, Role::up_scale, Role::gate_up_bias, h);
+        const auto half = gate.begin() + static_cast<std::ptrdiff_t>(gate.size() / 2);
+        up.assign(half, gate.end());
+        gate.erase(half, gate.end());
+    } else {
+        up = project(Role::up, Role::up_scale, Role::up_bias, h);
+        if (values_.contains(Role::gate)) { gate = project(Role::gate, Role::gate_scale, Role::gate_bias, h); }
+    }
+    for (std::size_t i = 0; i < up.size(); ++i) { up[i] = activate(activation_, gate.empty() ? 0 : gate[i], up[i]); }
+    return up;
+}
+
 void ReferenceExpert::compute(std::span<const double> h, std::span<double> out) const {
-    std::vector<double> gate(n_ff_);
-    std::vector<double> up(n_ff_);
-    multiply(gate_, h, gate);
-    multiply(up_, h, up);
-    for (std::size_t i = 0; i < n_ff_; ++i) { up[i] *= gate[i] / (1.0 + std::exp(-gate[i])); }
-    multiply(down_, up, out);
+    std::ranges::copy(project(Role::down, Role::down_scale, Role::down_bias, activated(h)), out.begin());
 }
 
 }  // namespace linkcpp::expert

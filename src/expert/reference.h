@@ -1,6 +1,7 @@
 // The expert FFN in double precision: dequantise, then plain loops. Slow, and the truth that devices are measured by.
 #pragma once
 
+#include <map>
 #include <span>
 #include <vector>
 
@@ -10,7 +11,7 @@
 
 namespace linkcpp::expert {
 
-// One slab as numbers: {columns, rows} in ggml order. Errors: unsupported (a type without dequantisation).
+// One slab as numbers, in ggml order. Errors: unsupported (a type without dequantisation).
 Result<std::vector<float>> dequantise(const model::ExpertTensor& tensor, ByteView slab);
 
 // One slice, dequantised once.
@@ -19,15 +20,17 @@ class ReferenceExpert {
     // Errors: corrupt (slice of another length), unsupported.
     static Result<ReferenceExpert> make(const model::MoeLayer& layer, ByteView slice);
 
-    // h: {n_embd}. out: {n_embd} = down · (silu(gate · h) * (up · h)), every operation in double.
+    // h: {n_embd}. out: {n_embd}, what ffn.h builds, every operation in double; of an unknown activation zeros.
     void compute(std::span<const double> h, std::span<double> out) const;
 
   private:
-    std::size_t n_embd_ = 0;
-    std::size_t n_ff_ = 0;
-    std::vector<float> gate_;  // {n_embd, n_ff}; the first half of a merged tensor
-    std::vector<float> up_;    // {n_embd, n_ff}
-    std::vector<float> down_;  // {n_ff, n_embd}
+    // scale * (weight · rows) + bias
+    std::vector<double> project(model::Role weight, model::Role scale, model::Role bias,
+                                std::span<const double> rows) const;
+    std::vector<double> activated(std::span<const double> h) const;
+
+    model::ActivationOf activation_;
+    std::map<model::Role, std::vector<float>> values_;
 };
 
 }  // namespace linkcpp::expert

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/platform.h"
+#include "base/text.h"
 #include "base/units.h"
 
 namespace linkcpp::hub {
@@ -210,10 +211,19 @@ Status Hub::handle(Peer& peer, const wire::ControlT& message) {
         peer.stats = *stats;
         peer.answered = std::max(peer.answered, stats->sequence);
         swarm_.reported(peer.id, *stats, now());
+        if (peer.role == fb::Role::coordinator) { note_unknown(*stats); }
     } else if (message.body.AsGoodbye() != nullptr) {
         return fail(ErrorKind::disconnected, "{}: left", peer.link->name());
     }
     return {};
+}
+
+void Hub::note_unknown(const fb::StatsT& stats) {
+    constexpr std::size_t kMaxText = 512;
+    for (const auto& unknown : stats.unknown) {
+        if (unknown == nullptr || manifest_.model.find(unknown->layer) == nullptr) { continue; }
+        unknown_layers_.try_emplace(unknown->layer, one_line(unknown->nodes.substr(0, kMaxText)));
+    }
 }
 
 Status Hub::welcome(Peer& peer, const fb::HelloT& hello) {
@@ -424,8 +434,11 @@ std::string Hub::make_status() const {
         entry["local_pairs"] = peer->stats.local_pairs;
         entry["retries"] = peer->stats.retries;
         entry["failures"] = peer->stats.failures;
+        entry["products"] = peer->stats.products;
         coordinators.push_back(std::move(entry));
     }
+    json unknown = json::array();
+    for (const auto& [layer, nodes] : unknown_layers_) { unknown.push_back({{"layer", layer}, {"nodes", nodes}}); }
     const std::uint64_t total = swarm_.total_slices();
     const std::uint64_t missing = swarm_.missing_slices();
     const model::MoeModel& model = manifest_.model;
@@ -450,7 +463,8 @@ std::string Hub::make_status() const {
           {"missing_slices", missing},
           {"replicas", swarm_.options().n_replicas}}},
         {"workers", workers},
-        {"coordinators", coordinators}};
+        {"coordinators", coordinators},
+        {"unknown_layers", unknown}};
     return status.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

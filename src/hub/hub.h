@@ -95,6 +95,7 @@ class Hub {
     Status welcome_coordinator(Peer& peer);
     bool admitted(const Peer& peer, const wire::fb::HelloT& hello);
     void drop(Peer& peer, const Error& error);
+    void note_unknown(const wire::fb::StatsT& stats);
     void send_routes();
     void send_coordinators();
     wire::fb::CoordinatorsT coordinators() const;
@@ -123,6 +124,8 @@ class Hub {
     TimePoint next_heartbeat_{};
     TimePoint accept_again_{};
     bool routes_changed_ = false;
+    std::map<std::uint32_t, std::string>
+        unknown_layers_;  // computed one product at a time by some coordinator, and why
     net::Wakeup wake_;
     std::atomic<bool> complete_{false};
     std::atomic<bool> settled_{false};

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr std::string_view kFormat = "linkcpp.manifest.1";
+constexpr std::string_view kFormat = "linkcpp.manifest.2";
 constexpr int kMaxDepth = 6;  // object, "layers", layer, "tensors", tensor, value
 constexpr std::uint64_t kReadBytes = 1u << 20;
 
@@ -34,7 +34,9 @@ Json layer_to_json(const MoeLayer& layer, const std::vector<Digest>& slices) {
             {"n_expert_used", layer.n_expert_used},
             {"n_embd", layer.n_embd},
             {"n_ff", layer.n_ff},
-            {"activation", static_cast<int>(layer.activation)},
+            {"activation", static_cast<int>(layer.activation.kind)},
+            {"parameters", layer.activation.parameters},
+            {"weights_first", layer.weights_first},
             {"tensors", std::move(tensors)},
             {"slices", std::move(hashes)}};
 }
@@ -65,21 +67,30 @@ Result<const Json*> array(const Json& object, const char* key, std::size_t limit
     return &*found;
 }
 
+Result<std::array<float, 2>> parameters_from_json(const Json& layer) {
+    std::array<float, 2> parameters{};
+    LINKCPP_TRY(const Json* numbers, array(layer, "parameters", parameters.size()));
+    if (numbers->size() != parameters.size() ||
+        !std::ranges::all_of(*numbers, [](const Json& json) { return json.is_number(); })) {
+        return wrong("parameters", "two numbers");
+    }
+    std::ranges::transform(*numbers, parameters.begin(), [](const Json& json) { return json.get<float>(); });
+    return parameters;
+}
+
 // Fills in what follows from the layer's numbers and the tensor's role and type.
 Result<ExpertTensor> tensor_from_json(const Json& json, const MoeLayer& layer) {
     if (!json.is_object()) { return wrong("tensors", "an object for each"); }
     LINKCPP_TRY(const std::uint32_t role, number(json, "role"));
     LINKCPP_TRY(const std::uint32_t type, number(json, "type"));
-    if (role < 1 || role > 4) { return wrong("role", "1 to 4"); }
+    if (role < 1 || role > kMaxRole) { return wrong("role", fmt::format("1 to {}", kMaxRole)); }
     if (type >= GGML_TYPE_COUNT) { return wrong("type", "a type of GGUF"); }
     ExpertTensor tensor;
     tensor.role = static_cast<Role>(role);
     tensor.type = static_cast<ggml_type>(type);
     tensor.name = expert_tensor_name(layer.layer, tensor.role);
-    tensor.ne = {layer.n_embd, layer.n_ff, layer.n_expert};
-    if (tensor.role == Role::down) { tensor.ne = {layer.n_ff, layer.n_embd, layer.n_expert}; }
-    if (tensor.role == Role::gate_up) { tensor.ne[1] *= 2; }
-    tensor.slab_bytes = tensor_bytes(static_cast<std::int32_t>(type), {tensor.ne[0], tensor.ne[1], 1, 1}).value_or(0);
+    tensor.ne = shape_of(layer, tensor.role);
+    tensor.slab_bytes = slab_bytes_of(layer, tensor.role, tensor.type).value_or(0);
     return tensor;
 }
 
@@ -92,8 +103,13 @@ Result<MoeLayer> layer_from_json(const Json& json) {
     LINKCPP_TRY(layer.n_embd, number(json, "n_embd"));
     LINKCPP_TRY(layer.n_ff, number(json, "n_ff"));
     LINKCPP_TRY(const std::uint32_t activation, number(json, "activation"));
-    if (activation != static_cast<std::uint32_t>(Activation::swiglu)) { return wrong("activation", "1 (swiglu)"); }
-    LINKCPP_TRY(const Json* tensors, array(json, "tensors", 4));
+    if (activation > kMaxActivation) { return wrong("activation", fmt::format("0 to {}", kMaxActivation)); }
+    layer.activation.kind = static_cast<Activation>(activation);
+    LINKCPP_TRY(layer.activation.parameters, parameters_from_json(json));
+    const auto weights_first = json.find("weights_first");
+    if (weights_first == json.end() || !weights_first->is_boolean()) { return wrong("weights_first", "true or false"); }
+    layer.weights_first = weights_first->get<bool>();
+    LINKCPP_TRY(const Json* tensors, array(json, "tensors", kMaxRole));
     for (const Json& tensor : *tensors) {
         LINKCPP_TRY(ExpertTensor read, tensor_from_json(tensor, layer));
         layer.tensors.push_back(std::move(read));

@@ -2,10 +2,11 @@
 // is the model's id: two files with the same id have the same experts, byte for byte.
 //
 // The bytes are JSON without white space, keys sorted, non-ASCII characters escaped:
-//   {"architecture": text, "format": "linkcpp.manifest.1", "layers": [layer...], "n_embd": n, "n_layer": n, "name":
-//   text} layer:  {"activation": Activation's number, "layer": n, "n_embd": n, "n_expert": n, "n_expert_used": n,
-//   "n_ff": n,
-//            "slices": [64 hexadecimal digits for each expert], "tensors": [tensor...]}
+//   {"architecture": text, "format": "linkcpp.manifest.2", "layers": [layer...], "n_embd": n, "n_layer": n, "name":
+//   text}
+//   layer: {"activation": Activation's number, "layer": n, "n_embd": n, "n_expert": n, "n_expert_used": n, "n_ff": n,
+//           "parameters": [the activation's two numbers], "slices": [64 hexadecimal digits for each expert],
+//           "tensors": [tensor...], "weights_first": true or false}
 //   tensor: {"role": Role's number, "type": GGUF's number of the type}; its name and shape follow from the above
 #pragma once
 

@@ -118,8 +118,8 @@ TEST_F(ManifestTest, json_with_wrong_values_is_rejected) {
     expect_corrupt("");
     expect_corrupt("null");
     expect_corrupt("[]");
-    expect_corrupt(replaced(good, "manifest.1", "manifest.2"));
-    expect_corrupt(replaced(good, "qwen3moe", "gpt-oss"));
+    expect_corrupt(replaced(good, "manifest.2", "manifest.1"));
+    expect_corrupt(replaced(good, "\"qwen3moe\"", "\"\""));
     expect_corrupt(replaced(good, "\"n_layer\":2", "\"n_layer\":1"));
     expect_corrupt(replaced(good, "\"n_layer\":2", "\"n_layer\":4294967298"));
     expect_corrupt(replaced(good, "\"n_layer\":2", "\"n_layer\":-2"));
@@ -130,7 +130,13 @@ TEST_F(ManifestTest, json_with_wrong_values_is_rejected) {
     expect_corrupt(replaced(good, "\"n_ff\":32", "\"n_ff\":33"));
     expect_corrupt(replaced(good, "\"n_ff\":32", "\"n_ff\":4294967264"));
     expect_corrupt(replaced(good, "\"n_embd\":64", "\"n_embd\":0"));
-    expect_corrupt(replaced(good, "\"activation\":1", "\"activation\":2"));
+    expect_corrupt(replaced(good, "\"activation\":1", "\"activation\":8"));
+    expect_corrupt(replaced(good, "\"activation\":1", "\"activation\":12"));
+    expect_corrupt(replaced(good, "\"parameters\":[0.0,0.0]", "\"parameters\":[0.0]"));
+    expect_corrupt(replaced(good, "\"parameters\":[0.0,0.0]", "\"parameters\":[0.0,\"1\"]"));
+    expect_corrupt(replaced(good, "\"parameters\":[0.0,0.0]", "\"parameters\":[0.0,1e300]"));
+    expect_corrupt(replaced(good, "\"parameters\":[0.0,0.0]", "\"parameters\":[-1.0,0.0]"));
+    expect_corrupt(replaced(good, "\"weights_first\":false", "\"weights_first\":0"));
     expect_corrupt(replaced(good, "\"role\":1", "\"role\":0"));
     expect_corrupt(replaced(good, "\"role\":1", "\"role\":2"));
     expect_corrupt(replaced(good, "\"type\":1", "\"type\":26"));  // integers

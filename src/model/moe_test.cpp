@@ -95,32 +95,161 @@ TEST(Moe, dense_models_are_named_as_such) {
     EXPECT_NE(error.message.find("without routed experts"), std::string::npos) << error.message;
 }
 
-TEST(Moe, other_expert_blocks_are_unsupported_and_named) {
-    for (const char* architecture : {"gpt-oss", "llama4", "grok", "deepseek4", "no-such"}) {
+TEST(Moe, the_activation_follows_the_architecture) {
+    struct Case {
+        const char* architecture;
+        bool merged;
+        ActivationOf expected;
+    };
+    const Case cases[] = {
+        {"qwen3moe", false, {Activation::swiglu, {}}},
+        {"qwen35moe", true, {Activation::swiglu, {}}},
+        {"gemma4", true, {Activation::geglu, {}}},
+        {"grok", false, {Activation::geglu, {}}},
+        {"smallthinker", false, {Activation::reglu, {}}},
+        {"gpt-oss", false, {Activation::swiglu_oai, {1.702f, 7.0f}}},
+        {"kimi-k3", false, {Activation::situ, {1.0f, 0.0f}}},
+        {"nemotron_h_moe", false, {Activation::unknown, {}}},  // with a gate: nobody has seen one
+        {"of-next-month", false, {Activation::swiglu, {}}},
+    };
+    for (const Case& of : cases) {
+        TinyModel model;
+        model.architecture = of.architecture;
+        model.merged = of.merged;
+        const auto moe = read(model);
+        ASSERT_TRUE(moe) << moe.error().message;
+        EXPECT_EQ(moe->layers[0].activation, of.expected) << of.architecture;
+        EXPECT_FALSE(moe->layers[0].weights_first);
+    }
+    TinyModel llama4;
+    llama4.architecture = "llama4";
+    EXPECT_TRUE(read(llama4)->layers[0].weights_first);
+}
+
+TEST(Moe, experts_without_a_gate_are_read) {
+    for (const auto& [architecture, expected] : {std::pair{"nemotron_h_moe", Activation::relu_squared},
+                                                 {"nomic-bert-moe", Activation::gelu},
+                                                 {"of-next-month", Activation::silu}}) {
         TinyModel model;
         model.architecture = architecture;
-        const Error error = error_of(model);
-        EXPECT_EQ(error.kind, ErrorKind::unsupported);
-        EXPECT_NE(error.message.find(architecture), std::string::npos) << error.message;
+        model.first_moe_layer = 2;
+        model.more_tensors = [](GgufWriter& writer) {
+            add(writer, "blk.0.ffn_up_exps.weight", GGML_TYPE_F16, {48, 32, 4, 1});
+            add(writer, "blk.0.ffn_down_exps.weight", GGML_TYPE_F16, {32, 48, 4, 1});
+        };
+        const auto moe = read(model);
+        ASSERT_TRUE(moe) << moe.error().message;
+        EXPECT_EQ(moe->layers[0].activation.kind, expected);
+        EXPECT_EQ(moe->layers[0].n_embd, 48) << "experts may work on a latent narrower than the model's rows";
     }
 }
 
-TEST(Moe, biases_and_scales_of_experts_are_unsupported) {
-    for (const char* name :
-         {"blk.1.ffn_up_exps.bias", "blk.0.ffn_down_exps.scale", "blk.0.ffn_gate_exps.input_scale"}) {
+TEST(Moe, clamps_are_read_for_each_layer) {
+    TinyModel model;
+    model.architecture = "step35";
+    EXPECT_EQ(read(model)->layers[0].activation.kind, Activation::swiglu);
+    model.more_keys = [](GgufWriter& writer) { writer.add("step35.swiglu_clamp_exp", 7.0f); };
+    EXPECT_EQ(read(model)->layers[1].activation, (ActivationOf{Activation::swiglu_limited, {7.0f, 0.0f}}));
+    model.more_keys = [](GgufWriter& writer) { writer.add("step35.swiglu_clamp_exp", 0.0f); };
+    EXPECT_EQ(read(model)->layers[0].activation.kind, Activation::swiglu);
+    model.architecture = "deepseek4";
+    model.more_keys = [](GgufWriter& writer) { writer.add("deepseek4.swiglu_clamp_exp", 10.0f); };
+    EXPECT_EQ(read(model)->layers[0].activation, (ActivationOf{Activation::swiglu_clamp, {10.0f, 0.0f}}));
+    model.architecture = "dflash";
+    model.more_keys = [](GgufWriter& writer) { writer.add("dflash.swiglu_clamp_exp", 10.0f); };
+    EXPECT_EQ(read(model)->layers[0].activation.kind, Activation::swiglu_limited);
+    model.more_keys = [](GgufWriter& writer) {
+        writer.add("dflash.swiglu_clamp_exp", 10.0f);
+        writer.add("dflash.hyper_connection.count", 4u);
+    };
+    EXPECT_EQ(read(model)->layers[0].activation.kind, Activation::swiglu_clamp);
+}
+
+TEST(Moe, biases_and_scales_belong_to_the_slices) {
+    TinyModel model;
+    model.architecture = "gpt-oss";
+    model.more_tensors = [](GgufWriter& writer) {
+        add(writer, "blk.0.ffn_gate_exps.bias", GGML_TYPE_F32, {32, 4, 1, 1});
+        add(writer, "blk.0.ffn_up_exps.bias", GGML_TYPE_F32, {32, 4, 1, 1});
+        add(writer, "blk.0.ffn_down_exps.bias", GGML_TYPE_F32, {64, 4, 1, 1});
+        add(writer, "blk.1.ffn_down_exps.scale", GGML_TYPE_F32, {4, 1, 1, 1});  // which its graph does not use
+    };
+    auto moe = read(model);
+    ASSERT_TRUE(moe) << moe.error().message;
+    EXPECT_EQ(moe->layers[1].tensors.size(), 3);
+    const MoeLayer& biased = moe->layers[0];
+    ASSERT_EQ(biased.tensors.size(), 6);
+    EXPECT_EQ(biased.tensors[3].role, Role::gate_bias);
+    EXPECT_EQ(biased.find(Role::down_bias)->slab_bytes, 64 * 4);
+    EXPECT_EQ(biased.slice_bytes(), 2 * 64 * 32 * 2 + 64 * 34 + (32 + 32 + 64) * 4);
+    model.architecture = "of-next-month";
+    moe = read(model);
+    ASSERT_TRUE(moe) << moe.error().message;
+    EXPECT_EQ(moe->layers[1].find(Role::down_scale)->slab_bytes, 4);
+    model.architecture = "qwen3moe";
+    EXPECT_EQ(read(model)->layers[0].tensors.size(), 3);
+    model.merged = true;  // a scale of a gate that is not there
+    model.more_tensors = [](GgufWriter& writer) {
+        add(writer, "blk.0.ffn_gate_exps.scale", GGML_TYPE_F32, {4, 1, 1, 1});
+        add(writer, "blk.0.ffn_up_exps.scale", GGML_TYPE_F32, {4, 1, 1, 1});
+    };
+    EXPECT_EQ(read(model)->layers[0].tensors.size(), 3);
+    EXPECT_NE(read(model)->layers[0].find(Role::up_scale), nullptr);
+}
+
+TEST(Moe, biases_and_scales_that_do_not_fit_are_rejected) {
+    struct Case {
+        const char* name;
+        ggml_type type;
+        std::array<std::int64_t, 4> ne;
+    };
+    const Case cases[] = {
+        {"blk.0.ffn_gate_exps.bias", GGML_TYPE_F16, {32, 4, 1, 1}},
+        {"blk.0.ffn_gate_exps.bias", GGML_TYPE_F32, {33, 4, 1, 1}},
+        {"blk.0.ffn_gate_exps.bias", GGML_TYPE_F32, {32, 5, 1, 1}},
+        {"blk.0.ffn_gate_exps.bias", GGML_TYPE_F32, {32, 4, 2, 1}},
+        {"blk.0.ffn_up_exps.scale", GGML_TYPE_F32, {5, 1, 1, 1}},
+        {"blk.0.ffn_up_exps.scale", GGML_TYPE_F32, {4, 4, 1, 1}},
+    };
+    for (const Case& odd : cases) {
         TinyModel model;
-        model.more_tensors = [&](GgufWriter& writer) { add(writer, name, GGML_TYPE_F32, {4, 1, 1, 1}); };
-        const Error error = error_of(model);
-        EXPECT_EQ(error.kind, ErrorKind::unsupported);
-        EXPECT_NE(error.message.find(name), std::string::npos) << error.message;
+        model.architecture = "of-next-month";
+        model.more_tensors = [&](GgufWriter& writer) { add(writer, odd.name, odd.type, odd.ne); };
+        EXPECT_EQ(error_of(model).kind, ErrorKind::corrupt) << odd.name;
     }
-    // Arctic's norm before its experts belongs to the backbone.
+}
+
+TEST(Moe, a_second_set_of_experts_is_a_layer_of_its_own) {
+    TinyModel model;
+    model.architecture = "grovemoe";
+    model.n_expert_used = 3;
+    model.more_tensors = [](GgufWriter& writer) {
+        add(writer, "blk.1.ffn_gate_chexps.weight", GGML_TYPE_F16, {64, 16, 2, 1});
+        add(writer, "blk.1.ffn_up_chexps.weight", GGML_TYPE_F16, {64, 16, 2, 1});
+        add(writer, "blk.1.ffn_down_chexps.weight", GGML_TYPE_F16, {16, 64, 2, 1});
+    };
+    const auto moe = read(model);
+    ASSERT_TRUE(moe) << moe.error().message;
+    ASSERT_EQ(moe->layers.size(), 3);
+    const MoeLayer* second = moe->find(1 + kSecondSet);
+    ASSERT_NE(second, nullptr);
+    EXPECT_EQ(second->n_expert, 2);
+    EXPECT_EQ(second->n_expert_used, 2);
+    EXPECT_EQ(second->n_ff, 16);
+    EXPECT_EQ(second->tensors[2].name, "blk.1.ffn_down_chexps.weight");
+    EXPECT_EQ(layer_name(second->layer), "1, second set");
+}
+
+TEST(Moe, other_tensors_beside_the_experts_are_the_backbone_s) {
     TinyModel model;
     model.architecture = "arctic";
     model.more_tensors = [&](GgufWriter& writer) {
         add(writer, "blk.0.ffn_norm_exps.weight", GGML_TYPE_F32, {64, 1, 1, 1});
+        add(writer, "blk.0.ffn_gate_exps.input_scale", GGML_TYPE_F32, {4, 1, 1, 1});
     };
-    EXPECT_TRUE(read(model));
+    const auto moe = read(model);
+    ASSERT_TRUE(moe) << moe.error().message;
+    EXPECT_EQ(moe->layers[0].tensors.size(), 3);
 }
 
 TEST(Moe, one_tensor_for_each_expert_is_unsupported_with_advice) {
@@ -133,16 +262,6 @@ TEST(Moe, one_tensor_for_each_expert_is_unsupported_with_advice) {
     const Error error = error_of(model);
     EXPECT_EQ(error.kind, ErrorKind::unsupported);
     EXPECT_NE(error.message.find("convert the model again"), std::string::npos) << error.message;
-}
-
-TEST(Moe, clamped_swiglu_is_unsupported) {
-    TinyModel model;
-    model.architecture = "step35";
-    EXPECT_TRUE(read(model));
-    model.more_keys = [](GgufWriter& writer) { writer.add("step35.swiglu_clamp_exp", 7.0f); };
-    EXPECT_EQ(error_of(model).kind, ErrorKind::unsupported);
-    model.more_keys = [](GgufWriter& writer) { writer.add("step35.swiglu_clamp_exp", 0.0f); };
-    EXPECT_TRUE(read(model));
 }
 
 TEST(Moe, zero_or_too_many_experts_are_rejected) {
@@ -214,16 +333,20 @@ TEST(Moe, expert_tensor_names_are_parsed_strictly) {
     EXPECT_EQ(parse_expert_tensor_name("blk.47.ffn_gate_up_exps.weight")->role, Role::gate_up);
     EXPECT_EQ(parse_expert_tensor_name("blk.0.ffn_down_exps.weight")->role, Role::down);
     for (const char* name :
-         {"blk.7.ffn_gate_exps.bias", "blk.07.ffn_gate_exps.weight", "blk.-1.ffn_gate_exps.weight",
-          "blk..ffn_gate_exps.weight", "blk.7.ffn_gate_shexp.weight", "xblk.7.ffn_gate_exps.weight",
-          "blk.99999999999.ffn_up_exps.weight", "blk.7ffn_up_exps.weight", "blk.7.ffn_up_exps.weight ", "", "blk.7."}) {
+         {"blk.7.ffn_gate_exps.input_scale", "blk.7.ffn_gate_up_exps.scale", "blk.7.ffn_gate_exps",
+          "blk.07.ffn_gate_exps.weight", "blk.-1.ffn_gate_exps.weight", "blk..ffn_gate_exps.weight",
+          "blk.7.ffn_gate_shexp.weight", "xblk.7.ffn_gate_exps.weight", "blk.99999999999.ffn_up_exps.weight",
+          "blk.7ffn_up_exps.weight", "blk.7.ffn_up_exps.weight ", "", "blk.7."}) {
         EXPECT_FALSE(parse_expert_tensor_name(name)) << name;
     }
-    for (const Role role : {Role::gate, Role::up, Role::down, Role::gate_up}) {
-        const auto parsed = parse_expert_tensor_name(expert_tensor_name(12, role));
-        ASSERT_TRUE(parsed);
-        EXPECT_EQ(parsed->role, role);
-        EXPECT_EQ(parsed->layer, 12);
+    for (std::uint32_t number = 1; number <= kMaxRole; ++number) {
+        for (const std::uint32_t layer : {12u, 12 + kSecondSet}) {
+            const auto role = static_cast<Role>(number);
+            const auto parsed = parse_expert_tensor_name(expert_tensor_name(layer, role));
+            ASSERT_TRUE(parsed);
+            EXPECT_EQ(parsed->role, role);
+            EXPECT_EQ(parsed->layer, layer);
+        }
     }
 }
 

@@ -101,12 +101,16 @@ Status copy_slabs(const GgufFile& file, const ExpertTensor& tensor, std::span<co
     return {};
 }
 
-std::array<std::int64_t, 4> shape_of(const ExpertTensor& tensor, std::size_t n_expert) {
-    return {tensor.ne[0], tensor.ne[1], static_cast<std::int64_t>(n_expert), 1};
+std::array<std::int64_t, 4> shape_with(const ExpertTensor& tensor, std::size_t n_expert) {
+    std::array<std::int64_t, 4> ne{tensor.ne[0], tensor.ne[1], tensor.ne[2], 1};
+    ne[expert_dimension(tensor.role)] = static_cast<std::int64_t>(n_expert);
+    return ne;
 }
 
-bool is_expert_tensor(const TensorInfo& tensor) {
-    return parse_expert_tensor_name(tensor.name).has_value();
+// What a backbone leaves out. Biases and scales are small, and computing one product at a time needs them there.
+bool is_left_out(const TensorInfo& tensor) {
+    const auto name = parse_expert_tensor_name(tensor.name);
+    return name && is_weight(name->role);
 }
 
 // The tensors of a backbone in its order, as indices into file.tensors(): experts last.
@@ -118,7 +122,7 @@ BackboneOrder order_for_backbone(const GgufFile& file) {
     BackboneOrder order;
     for (const TensorInfo& tensor : file.tensors()) { order.tensors.push_back(&tensor); }
     const auto experts = std::stable_partition(order.tensors.begin(), order.tensors.end(),
-                                               [](const TensorInfo* tensor) { return !is_expert_tensor(*tensor); });
+                                               [](const TensorInfo* tensor) { return !is_left_out(*tensor); });
     order.n_dense = static_cast<std::size_t>(experts - order.tensors.begin());
     return order;
 }
@@ -196,13 +200,14 @@ Status write_slices(const GgufFile& file, std::uint32_t layer_number, std::span<
     const MoeLayer* layer = model.find(layer_number);
     if (layer == nullptr) {
         return fail(ErrorKind::not_found, "{}: expected a layer with routed experts (the model's: {} to {}), got {}",
-                    file.path().string(), model.layers.front().layer, model.layers.back().layer, layer_number);
+                    file.path().string(), layer_name(model.layers.front().layer), layer_name(model.layers.back().layer),
+                    layer_number);
     }
     LINKCPP_CHECK(check_experts(*layer, experts));
 
     GgufWriter writer = begin_slices(file, model, *layer, experts);
     for (const ExpertTensor& tensor : layer->tensors) {
-        LINKCPP_CHECK(writer.add_tensor(tensor.name, tensor.type, shape_of(tensor, experts.size())));
+        LINKCPP_CHECK(writer.add_tensor(tensor.name, tensor.type, shape_with(tensor, experts.size())));
     }
     LINKCPP_TRY(AtomicFile to, AtomicFile::create(out));
     LINKCPP_CHECK(write_header(writer, to));
@@ -231,9 +236,12 @@ Result<SliceFile> open_slices(const fs::path& path) {
                     path.string());
     }
     LINKCPP_TRY(std::vector<std::uint32_t> experts, read_experts(file, *n_expert));
-    LINKCPP_TRY(const MoeModel part, read_moe_part(file, static_cast<std::uint32_t>(experts.size())));
+    LINKCPP_TRY(const MoeModel part, read_moe_part(file, static_cast<std::uint32_t>(*n_expert)));
     if (part.layers.size() != 1 || part.layers[0].layer != *layer) { return contradiction(path, kSliceLayerKey); }
-    if (part.layers[0].n_expert != *n_expert) { return contradiction(path, kSliceNExpertKey); }
+    const ExpertTensor& first = part.layers[0].tensors.front();
+    if (file.find(first.name)->ne[expert_dimension(first.role)] != static_cast<std::int64_t>(experts.size())) {
+        return contradiction(path, kSliceExpertsKey);
+    }
     return SliceFile{.file = std::move(file), .layer = part.layers[0], .experts = std::move(experts)};
 }
 
@@ -258,6 +266,7 @@ Result<BackboneSize> write_backbone(const GgufFile& file, const fs::path& out) {
     for (const MoeLayer& layer : model.layers) {
         LINKCPP_TRY(const auto stamp, stamp_of(file, layer));
         for (const ExpertTensor& tensor : layer.tensors) {
+            if (!is_weight(tensor.role)) { continue; }
             const auto place = std::ranges::find(order.tensors, tensor.name, &TensorInfo::name);
             const auto i = static_cast<std::size_t>(place - order.tensors.begin());
             LINKCPP_CHECK(write_at(to.fd(), stamp, writer.offset(i), to.name()));

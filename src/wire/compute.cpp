@@ -6,7 +6,7 @@ namespace linkcpp::wire {
 namespace {
 
 // Limits that keep every product below far from 2^64, whatever a peer writes.
-constexpr std::uint32_t kMaxEmbd = 1u << 17;
+constexpr std::uint32_t kMaxWidth = 1u << 18;
 
 Result<RowType> decode_row_type(std::byte value) {
     const auto type = static_cast<RowType>(value);
@@ -14,9 +14,9 @@ Result<RowType> decode_row_type(std::byte value) {
     return fail(ErrorKind::corrupt, "row type: expected 1 or 2, got {}", std::to_integer<int>(value));
 }
 
-Status check_rows(std::uint64_t n_rows, std::uint64_t n_embd) {
-    if (n_embd == 0 || n_embd > kMaxEmbd) {
-        return fail(ErrorKind::corrupt, "n_embd: expected 1 to {}, got {}", kMaxEmbd, n_embd);
+Status check_rows(std::uint64_t n_rows, std::uint64_t width) {
+    if (width == 0 || width > kMaxWidth) {
+        return fail(ErrorKind::corrupt, "numbers in a row: expected 1 to {}, got {}", kMaxWidth, width);
     }
     if (n_rows > kMaxPairs) { return fail(ErrorKind::corrupt, "rows: expected at most {}, got {}", kMaxPairs, n_rows); }
     return {};
@@ -50,10 +50,11 @@ std::span<std::byte> encode(const ComputeRequest& request, std::span<const Pair>
     store_le(p + 20, request.layer);
     store_le(p + 24, request.n_rows);
     store_le(p + 28, request.n_pairs);
-    store_le(p + 32, request.n_embd);
+    store_le(p + 32, request.n_in);
     store_le(p + 36, static_cast<std::uint8_t>(request.mode));
     store_le(p + 37, static_cast<std::uint8_t>(request.row_type));
-    store_le<std::uint16_t>(p + 38, 0);
+    store_le(p + 38, request.product);
+    store_le<std::uint8_t>(p + 39, 0);
     std::memcpy(p + ComputeRequest::kHeaderBytes, pairs.data(), pairs.size_bytes());
     return payload.subspan(ComputeRequest::kHeaderBytes + pairs.size_bytes());
 }
@@ -72,14 +73,19 @@ Result<DecodedRequest> decode_compute_request(ByteView payload) {
     header.layer = load_le<std::uint32_t>(p + 20);
     header.n_rows = load_le<std::uint32_t>(p + 24);
     header.n_pairs = load_le<std::uint32_t>(p + 28);
-    header.n_embd = load_le<std::uint32_t>(p + 32);
+    header.n_in = load_le<std::uint32_t>(p + 32);
     header.mode = static_cast<Mode>(p[36]);
     if (header.mode != Mode::exact && header.mode != Mode::partial) {
         return fail(ErrorKind::corrupt, "mode: expected 1 or 2, got {}", std::to_integer<int>(p[36]));
     }
     LINKCPP_TRY(header.row_type, decode_row_type(p[37]));
-    if (load_le<std::uint16_t>(p + 38) != 0) { return fail(ErrorKind::corrupt, "compute request: byte 38 is not 0"); }
-    LINKCPP_CHECK(check_rows(header.n_rows, header.n_embd));
+    header.product = load_le<std::uint8_t>(p + 38);
+    if (header.product > kMaxProduct || (header.product != 0 && header.mode != Mode::exact)) {
+        return fail(ErrorKind::corrupt, "product: expected 0, or 1 to {} in exact mode, got {}", kMaxProduct,
+                    header.product);
+    }
+    if (p[39] != std::byte{0}) { return fail(ErrorKind::corrupt, "compute request: byte 39 is not 0"); }
+    LINKCPP_CHECK(check_rows(header.n_rows, header.n_in));
     if (header.n_rows == 0 || header.n_rows > kMaxRows || header.n_pairs < header.n_rows ||
         header.n_pairs > kMaxPairs) {
         return fail(ErrorKind::corrupt,
@@ -104,7 +110,7 @@ std::span<std::byte> encode(const ComputeAnswer& answer, std::span<std::byte> pa
     store_le(p + 10, static_cast<std::uint8_t>(answer.row_type));
     store_le<std::uint8_t>(p + 11, 0);
     store_le(p + 12, answer.n_rows);
-    store_le(p + 16, answer.n_embd);
+    store_le(p + 16, answer.n_out);
     store_le(p + 20, answer.compute_us);
     store_le(p + 24, answer.first);
     return payload.subspan(ComputeAnswer::kHeaderBytes);
@@ -127,10 +133,10 @@ Result<DecodedAnswer> decode_compute_answer(ByteView payload) {
     LINKCPP_TRY(header.row_type, decode_row_type(p[10]));
     if (p[11] != std::byte{0}) { return fail(ErrorKind::corrupt, "compute answer: byte 11 is not 0"); }
     header.n_rows = load_le<std::uint32_t>(p + 12);
-    header.n_embd = load_le<std::uint32_t>(p + 16);
+    header.n_out = load_le<std::uint32_t>(p + 16);
     header.compute_us = load_le<std::uint32_t>(p + 20);
     header.first = load_le<std::uint32_t>(p + 24);
-    LINKCPP_CHECK(check_rows(header.n_rows, header.n_embd));
+    LINKCPP_CHECK(check_rows(header.n_rows, header.n_out));
     if (header.first > kMaxPairs) {
         return fail(ErrorKind::corrupt, "compute answer: row {} of at most {}", header.first, kMaxPairs);
     }

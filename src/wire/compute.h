@@ -8,12 +8,14 @@
 //       20  u32  layer
 //       24  u32  n_rows: rows of hidden state below
 //       28  u32  n_pairs
-//       32  u32  n_embd
+//       32  u32  n_in: numbers in a row
 //       36  u8   mode (Mode)
 //       37  u8   type of rows both ways (RowType)
-//       38  u16  0
+//       38  u8   product: 0 for the experts' whole FFN; else the role of one weight, and the rows' products by it alone
+//                come back (exact mode only): 1 gate, 2 up, 3 down, 4 gate and up merged
+//       39  u8   0
 //       40  n_pairs × { u16 row, u16 expert, f32 weight }
-//        .  n_rows × n_embd numbers: {n_embd, n_rows} in ggml order
+//        .  n_rows × n_in numbers: {n_in, n_rows} in ggml order
 //
 // Compute answer, one or several to a request: in exact mode a worker may send the rows in parts, in order, each as
 // soon as it is computed. It computes pairs of one expert together when they stand together in the request.
@@ -25,10 +27,10 @@
 //       12  u32  n_rows: in exact mode a row a pair, in the pairs' order; in partial mode the request's n_rows; 0
 //       unless
 //                done
-//       16  u32  n_embd
+//       16  u32  n_out: numbers in a row; of a whole FFN n_in
 //       20  u32  time spent computing, µs: of this part
 //       24  u32  first: how many rows of this answer were in earlier parts
-//       28  n_rows × n_embd numbers
+//       28  n_rows × n_out numbers
 //
 // With 8 pairs a request takes 112 bytes besides its rows, frame header included.
 #pragma once
@@ -70,6 +72,8 @@ struct Pair {
 };
 static_assert(sizeof(Pair) == 8);
 
+inline constexpr std::uint8_t kMaxProduct = 4;
+
 inline constexpr std::uint32_t kMaxRows = 65'535;
 inline constexpr std::uint32_t kMaxPairs = 1u << 20;
 
@@ -81,11 +85,12 @@ struct ComputeRequest {
     std::uint32_t layer = 0;
     std::uint32_t n_rows = 0;
     std::uint32_t n_pairs = 0;
-    std::uint32_t n_embd = 0;
+    std::uint32_t n_in = 0;
     Mode mode = Mode::exact;
     RowType row_type = RowType::f32;
+    std::uint8_t product = 0;
 
-    std::size_t row_bytes() const { return n_embd * bytes_per_value(row_type); }
+    std::size_t row_bytes() const { return n_in * bytes_per_value(row_type); }
     std::size_t payload_bytes() const { return kHeaderBytes + n_pairs * sizeof(Pair) + n_rows * row_bytes(); }
 };
 
@@ -113,13 +118,11 @@ struct ComputeAnswer {
     Outcome outcome = Outcome::done;
     RowType row_type = RowType::f32;
     std::uint32_t n_rows = 0;
-    std::uint32_t n_embd = 0;
+    std::uint32_t n_out = 0;
     std::uint32_t compute_us = 0;
     std::uint32_t first = 0;
 
-    std::size_t payload_bytes() const {
-        return kHeaderBytes + n_rows * std::size_t{n_embd} * bytes_per_value(row_type);
-    }
+    std::size_t payload_bytes() const { return kHeaderBytes + n_rows * std::size_t{n_out} * bytes_per_value(row_type); }
 };
 
 // Writes the header to the front of `payload` (kHeaderBytes or longer); returns what is behind it, the place for the

@@ -18,7 +18,7 @@ Bytes sample_request() {
                                  .layer = 7,
                                  .n_rows = 2,
                                  .n_pairs = 3,
-                                 .n_embd = 2,
+                                 .n_in = 2,
                                  .mode = Mode::partial,
                                  .row_type = RowType::f32};
     const std::array pairs{Pair{0, 258, 1.0f}, Pair{0, 3, 0.5f}, Pair{1, 4, -2.0f}};
@@ -34,7 +34,7 @@ Bytes sample_answer() {
                                .outcome = Outcome::done,
                                .row_type = RowType::f16,
                                .n_rows = 2,
-                               .n_embd = 3,
+                               .n_out = 3,
                                .compute_us = 9,
                                .first = 11};
     Bytes payload(answer.payload_bytes());
@@ -79,7 +79,7 @@ TEST(ComputeRequest, round_trips) {
 }
 
 TEST(ComputeRequest, eight_pairs_fit_in_128_bytes_besides_the_row) {
-    const ComputeRequest request{.n_rows = 1, .n_pairs = 8, .n_embd = 3072};
+    const ComputeRequest request{.n_rows = 1, .n_pairs = 8, .n_in = 3072};
     EXPECT_LE(FrameHeader::kBytes + request.payload_bytes(), 4 * 3072 + 128u);
 }
 
@@ -95,6 +95,19 @@ TEST(ComputeRequest, every_truncation_and_extension_is_corrupt) {
 TEST(ComputeRequest, rows_that_do_not_exist_are_corrupt) {
     Bytes payload = sample_request();
     payload[ComputeRequest::kHeaderBytes + 16] = std::byte{2};  // row 2 of 2
+    EXPECT_EQ(decode_compute_request(payload).error().kind, ErrorKind::corrupt);
+}
+
+TEST(ComputeRequest, one_product_is_asked_for_in_exact_mode_alone) {
+    Bytes payload = sample_request();
+    payload[38] = std::byte{3};
+    EXPECT_EQ(decode_compute_request(payload).error().kind, ErrorKind::corrupt);
+    payload[36] = std::byte{1};
+    EXPECT_EQ(decode_compute_request(payload)->header.product, 3);
+    payload[38] = std::byte{5};
+    EXPECT_EQ(decode_compute_request(payload).error().kind, ErrorKind::corrupt);
+    payload[38] = std::byte{0};
+    payload[39] = std::byte{1};
     EXPECT_EQ(decode_compute_request(payload).error().kind, ErrorKind::corrupt);
 }
 

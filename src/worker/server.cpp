@@ -36,7 +36,7 @@ std::span<const float> as_floats(const wire::DecodedRequest& request, RawFloats&
     if (f32 && reinterpret_cast<std::uintptr_t>(rows.data()) % alignof(float) == 0) {
         return {reinterpret_cast<const float*>(rows.data()), rows.size() / sizeof(float)};
     }
-    place.resize(std::size_t{request.header.n_rows} * request.header.n_embd);
+    place.resize(std::size_t{request.header.n_rows} * request.header.n_in);
     if (f32) {
         std::memcpy(place.data(), rows.data(), rows.size());
     } else {
@@ -135,8 +135,8 @@ Status Server::answer(net::Link& link, ByteView payload) {
         stats_.busy_us += static_cast<std::uint64_t>(elapsed);
         return static_cast<std::uint32_t>(elapsed);
     };
-    const Status computed = compute(*request, [&](std::size_t first, std::span<const float> rows) {
-        sent = send_rows(link, request->header, first, rows, lap_us());
+    const Status computed = compute(*request, [&](const expert::RowPart& part) {
+        sent = send_rows(link, request->header, part, lap_us());
         since = now();
         return sent;
     });
@@ -153,38 +153,39 @@ Status Server::answer(net::Link& link, ByteView payload) {
                                       .outcome = outcome_of(computed.error()),
                                       .row_type = request->header.row_type,
                                       .n_rows = 0,
-                                      .n_embd = request->header.n_embd,
+                                      .n_out = request->header.n_in,
                                       .compute_us = lap_us()};
     std::array<std::byte, wire::ComputeAnswer::kHeaderBytes> head{};
     wire::encode(refusal, head);
     return link.send(wire::FrameType::compute_answer, {head});
 }
 
-Status Server::send_rows(net::Link& link, const wire::ComputeRequest& request, std::size_t first,
-                         std::span<const float> rows, std::uint32_t compute_us) {
-    const std::size_t most = std::max<std::size_t>(1, kPartBytes / request.row_bytes()) * request.n_embd;
-    while (!rows.empty()) {
-        const std::span<const float> part = rows.first(std::min(most, rows.size()));
-        const wire::ComputeAnswer header{.id = request.id,
-                                         .outcome = wire::Outcome::done,
-                                         .row_type = request.row_type,
-                                         .n_rows = static_cast<std::uint32_t>(part.size() / request.n_embd),
-                                         .n_embd = request.n_embd,
-                                         .compute_us = compute_us,
-                                         .first = static_cast<std::uint32_t>(first)};
+Status Server::send_rows(net::Link& link, const wire::ComputeRequest& request, const expert::RowPart& part,
+                         std::uint32_t compute_us) {
+    wire::ComputeAnswer header{.id = request.id,
+                               .outcome = wire::Outcome::done,
+                               .row_type = request.row_type,
+                               .n_out = static_cast<std::uint32_t>(part.n_out),
+                               .compute_us = compute_us,
+                               .first = static_cast<std::uint32_t>(part.first)};
+    const std::size_t row_bytes = part.n_out * wire::bytes_per_value(request.row_type);
+    const std::size_t most = std::max<std::size_t>(1, kPartBytes / row_bytes) * part.n_out;
+    for (std::span<const float> left = part.rows; !left.empty();) {
+        const std::span<const float> rows = left.first(std::min(most, left.size()));
+        header.n_rows = static_cast<std::uint32_t>(rows.size() / part.n_out);
         if (request.row_type == wire::RowType::f32) {
             std::array<std::byte, wire::ComputeAnswer::kHeaderBytes> head{};
             wire::encode(header, head);
-            LINKCPP_CHECK(link.send(wire::FrameType::compute_answer, {head, std::as_bytes(part)}));
+            LINKCPP_CHECK(link.send(wire::FrameType::compute_answer, {head, std::as_bytes(rows)}));
         } else {
             LINKCPP_TRY(const std::span<std::byte> place,
                         link.append(wire::FrameType::compute_answer, header.payload_bytes()));
-            expert::floats_to_halves(part, wire::encode(header, place));
+            expert::floats_to_halves(rows, wire::encode(header, place));
             LINKCPP_CHECK(link.flush());
         }
-        compute_us = 0;
-        first += header.n_rows;
-        rows = rows.subspan(part.size());
+        header.compute_us = 0;
+        header.first += header.n_rows;
+        left = left.subspan(rows.size());
     }
     return {};
 }
@@ -197,11 +198,12 @@ Status Server::compute(const wire::DecodedRequest& request, const expert::RowSin
         const wire::Pair pair = request.pair(i);
         pairs_[i] = {pair.row, pair.expert, pair.weight};
     }
-    const expert::Batch batch{header.model, header.layer, header.n_embd, rows, pairs_};
+    expert::Batch batch{header.model, header.layer, header.n_in, rows, pairs_, {}};
+    if (header.product != 0) { batch.product = static_cast<model::Role>(header.product); }
     if (header.mode == wire::Mode::exact) { return engine_.compute(batch, sink); }
     sums_.resize(rows.size());
     LINKCPP_CHECK(engine_.compute_sums(batch, sums_));
-    return sink(0, sums_);
+    return sink({0, header.n_in, sums_});
 }
 
 }  // namespace linkcpp::worker

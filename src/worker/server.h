@@ -51,8 +51,8 @@ class Server {
     bool serve(net::Link& link);
     Status answer(net::Link& link, ByteView payload);
     Status compute(const wire::DecodedRequest& request, const expert::RowSink& sink);
-    static Status send_rows(net::Link& link, const wire::ComputeRequest& request, std::size_t first,
-                            std::span<const float> rows, std::uint32_t compute_us);
+    static Status send_rows(net::Link& link, const wire::ComputeRequest& request, const expert::RowPart& part,
+                            std::uint32_t compute_us);
 
     expert::Engine& engine_;
     ServerStats stats_;

@@ -1,0 +1,133 @@
+#include "model/architecture.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace linkcpp::model {
+namespace {
+
+// Names from src/llama-arch.cpp of llama.cpp v0.4.0; activations, scales and biases from the calls of build_moe_ffn()
+// in src/models/*.cpp. A model file may hold scales or biases that its architecture's graph does not use.
+enum class Extra { none, scales, biases };
+struct Entry {
+    std::string_view architecture;
+    Activation with_gate = Activation::swiglu;
+    Activation without_gate = Activation::silu;
+    Extra extra = Extra::none;
+};
+constexpr Entry kEntries[] = {
+    {"afmoe"},
+    {"arctic"},
+    {"bailingmoe"},
+    {"bailingmoe2"},
+    {"bailingmoe3"},
+    {"cohere2moe", Activation::swiglu, Activation::silu, Extra::scales},
+    {"dbrx"},
+    {"deepseek"},
+    {"deepseek2"},
+    {"deepseek2-ocr"},
+    {"deepseek32", Activation::swiglu, Activation::silu, Extra::scales},
+    {"deepseek4"},
+    {"dflash"},
+    {"dots1"},
+    {"dots3note", Activation::swiglu, Activation::silu, Extra::scales},
+    {"ernie4_5-moe"},
+    {"exaone-moe"},
+    {"gemma4", Activation::geglu, Activation::gelu, Extra::scales},
+    {"glm-dsa", Activation::swiglu, Activation::silu, Extra::scales},
+    {"glm4moe"},
+    {"gpt-oss", Activation::swiglu_oai, Activation::unknown, Extra::biases},
+    {"granite"},
+    {"granite_swa"},
+    {"granitehybrid"},
+    {"granitemoe"},
+    {"grok", Activation::geglu, Activation::gelu},
+    {"grovemoe"},
+    {"hunyuan-moe"},
+    {"hy_v3", Activation::swiglu, Activation::silu, Extra::scales},
+    {"jamba"},
+    {"kimi-k3", Activation::situ, Activation::unknown},
+    {"kimi-linear"},
+    {"laguna"},
+    {"lfm2moe"},
+    {"llada-moe"},
+    {"llama", Activation::swiglu, Activation::silu, Extra::scales},
+    {"llama4"},
+    {"mellum", Activation::swiglu, Activation::silu, Extra::scales},
+    {"mimo2"},
+    {"minicpm"},
+    {"minimax-01"},
+    {"minimax-m2"},
+    {"minimax-m3", Activation::swiglu_oai, Activation::unknown},
+    {"mistral3", Activation::swiglu, Activation::silu, Extra::scales},
+    {"mistral4"},
+    {"nemotron_h", Activation::unknown, Activation::relu_squared, Extra::scales},
+    {"nemotron_h_moe", Activation::unknown, Activation::relu_squared, Extra::scales},
+    {"nomic-bert-moe", Activation::geglu, Activation::gelu},
+    {"olmoe"},
+    {"paddleocr"},
+    {"phimoe"},
+    {"qwen2moe"},
+    {"qwen35moe", Activation::swiglu, Activation::silu, Extra::scales},
+    {"qwen3moe", Activation::swiglu, Activation::silu, Extra::scales},
+    {"qwen3next", Activation::swiglu, Activation::silu, Extra::scales},
+    {"qwen3vlmoe"},
+    {"qwen4exp", Activation::swiglu, Activation::silu, Extra::scales},
+    {"rnd1"},
+    {"smallthinker", Activation::reglu, Activation::relu},
+    {"step35"},
+};
+const Entry* find(std::string_view architecture) {
+    const auto entry = std::ranges::find(kEntries, architecture, &Entry::architecture);
+    return entry == std::end(kEntries) ? nullptr : &*entry;
+}
+
+// Fixed in llama.cpp's graph.
+constexpr float kOaiAlpha = 1.702f;
+constexpr float kOaiLimit = 7.0f;
+constexpr float kNoLimit = 1e-6f;  // limits up to this one are none
+
+float real(const GgufFile& file, const std::string& key, float otherwise) {
+    return static_cast<float>(file.real(key).value_or(otherwise));
+}
+
+// One number for all layers, or one for each; 0 where there is none.
+float limit_of(const GgufFile& file, const std::string& architecture, std::uint32_t layer) {
+    const auto values = file.reals(architecture + ".swiglu_clamp_exp");
+    if (!values || values->empty()) { return 0; }
+    if (values->size() == 1) { return static_cast<float>(values->front()); }
+    return layer < values->size() ? static_cast<float>((*values)[layer]) : 0;
+}
+
+}  // namespace
+
+ActivationOf activation_of(const GgufFile& file, std::uint32_t layer, bool gated, bool merged) {
+    const std::string architecture = file.architecture();
+    const Entry known = find(architecture) != nullptr ? *find(architecture) : Entry{};
+    const Activation kind = gated ? known.with_gate : known.without_gate;
+    if (kind == Activation::swiglu_oai) { return {kind, {kOaiAlpha, kOaiLimit}}; }
+    if (kind == Activation::situ) {
+        return {kind,
+                {real(file, architecture + ".activation.situ_beta", 1),
+                 real(file, architecture + ".activation.situ_linear_beta", 0)}};
+    }
+    if (kind != Activation::swiglu) { return {kind, {}}; }
+    const float limit = limit_of(file, architecture, layer % kMaxLayers);
+    if (merged || limit <= kNoLimit) { return {Activation::swiglu, {}}; }
+    const bool before =
+        architecture == "deepseek4" ||
+        (architecture == "dflash" && file.number(architecture + ".hyper_connection.count").value_or(0) > 0);
+    return {before ? Activation::swiglu_clamp : Activation::swiglu_limited, {limit, 0}};
+}
+
+bool is_used(std::string_view architecture, Role role) {
+    const Entry* known = find(architecture);
+    if (is_weight(role) || known == nullptr) { return true; }
+    return known->extra == (role >= Role::gate_scale ? Extra::scales : Extra::biases);
+}
+
+bool weights_come_first(std::string_view architecture) {
+    return architecture == "llama4";
+}
+
+}  // namespace linkcpp::model
