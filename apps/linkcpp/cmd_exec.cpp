@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <csignal>
+#include <filesystem>
 #include <memory>
 
 #include <ggml.h>
@@ -6,6 +8,7 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "commands.h"
+#include "expert/device.h"
 #include "hub_file.h"
 #include "hub_status.h"
 #include "plugin_environment.h"
@@ -39,6 +42,16 @@ bool workers_here(const net::JoinLine& hub) {
     return false;
 }
 
+// llama-bench does not read the variable that tells other programs to keep experts away from a GPU.
+void keep_experts_off_gpus(std::vector<std::string>& arguments) {
+    const bool overrides = std::ranges::any_of(
+        arguments, [](const std::string& text) { return text == "-ot" || text == "--override-tensor"; });
+    if (std::filesystem::path(arguments[0]).filename() != "llama-bench" || overrides) { return; }
+    expert::load_backends();
+    if (std::ranges::all_of(expert::devices(), &expert::Device::is_cpu)) { return; }
+    arguments.insert(arguments.end(), {"-ot", kExpertsOnSwarm});
+}
+
 std::unexpected<Error> fail_without_plugin(const ProcessOptions& process, std::optional<int> status) {
     return fail(
         ErrorKind::failed,
@@ -63,6 +76,7 @@ Status exec(const ExecArguments& options) {
     ProcessOptions process{.arguments = options.program, .check_in = true};
     LINKCPP_TRY(process.environment, plugin_environment(plugin));
     if (process.arguments[0].starts_with("llama-")) { process.arguments[0] = llama_program(process.arguments[0]); }
+    keep_experts_off_gpus(process.arguments);
     LINKCPP_TRY(Process child, Process::start(process));
     const TimePoint start = std::chrono::steady_clock::now();
     while (!child.poll()) {

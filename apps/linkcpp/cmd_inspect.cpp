@@ -8,6 +8,7 @@
 
 #include "base/units.h"
 #include "commands.h"
+#include "model/architecture.h"
 #include "model/moe.h"
 #include "model/slicer.h"
 
@@ -31,6 +32,8 @@ struct Facts {
     std::uint64_t complete_bytes = 0;  // what the tensor tables ask for
     std::size_t n_files = 0;
     std::uint64_t backbone_bytes = 0;
+    std::map<std::string, int> variants;  // of the expert block, and how many layers have it
+    bool fuses = true;
     // Of each projection: how many layers have which type.
     std::map<model::Role, std::map<std::string, int>> types;
 };
@@ -51,9 +54,12 @@ Result<Facts> read_facts(const GgufFile& file) {
     facts.complete_bytes = facts.backbone_bytes;
     for (const model::TensorInfo& tensor : file.tensors()) {
         facts.complete_bytes += tensor.n_bytes;
-        if (!model::parse_expert_tensor_name(tensor.name)) { facts.backbone_bytes += tensor.n_bytes; }
+        const auto expert = model::parse_expert_tensor_name(tensor.name);
+        if (!expert || !model::is_weight(expert->role)) { facts.backbone_bytes += tensor.n_bytes; }
     }
     for (const MoeLayer& layer : facts.moe.layers) {
+        ++facts.variants[model::variant_of(layer)];
+        facts.fuses = facts.fuses && layer.activation.kind != model::Activation::unknown;
         for (const model::ExpertTensor& tensor : layer.tensors) {
             ++facts.types[tensor.role][ggml_type_name(tensor.type)];
         }
@@ -78,7 +84,9 @@ Json to_json(const Facts& facts) {
         layers.push_back({{"layer", layer.layer},
                           {"n_expert", layer.n_expert},
                           {"n_expert_used", layer.n_expert_used},
+                          {"n_embd", layer.n_embd},
                           {"n_ff", layer.n_ff},
+                          {"variant", model::variant_of(layer)},
                           {"slice_bytes", layer.slice_bytes()},
                           {"bytes", layer.n_expert * layer.slice_bytes()}});
     }
@@ -94,6 +102,9 @@ Json to_json(const Facts& facts) {
             {"expert_bytes", facts.moe.expert_bytes()},
             {"backbone_bytes", facts.backbone_bytes},
             {"expert_share", expert_share(facts)},
+            {"fuses", facts.fuses},
+            {"known_architecture", model::is_known_architecture(facts.moe.architecture)},
+            {"variants", facts.variants},
             {"types", std::move(types)},
             {"layers", std::move(layers)}};
 }
@@ -126,6 +137,25 @@ std::string type_text(const Facts& facts) {
     return text;
 }
 
+// "gate and up, swiglu", or each kind with its number of layers.
+std::string variant_text(const Facts& facts) {
+    std::string text;
+    for (const auto& [variant, n] : facts.variants) {
+        text += fmt::format("{}{}{}", text.empty() ? "" : "; ", variant,
+                            facts.variants.size() == 1 ? "" : fmt::format(" ({} layers)", n));
+    }
+    return text;
+}
+
+std::string fuse_text(const Facts& facts) {
+    if (!facts.fuses) {
+        return "no: its activation is not known, so products are computed one at a time (right, slow)";
+    }
+    if (model::is_known_architecture(facts.moe.architecture)) { return "yes: one round trip a layer"; }
+    return "if its block is what most have: this release does not know its architecture; see linkcpp status while it "
+           "runs";
+}
+
 void print(const Facts& facts) {
     const MoeModel& moe = facts.moe;
     const auto line = [](std::string_view what, const std::string& text) { fmt::print("  {:<14}{}\n", what, text); };
@@ -141,10 +171,16 @@ void print(const Facts& facts) {
     line("architecture", moe.architecture);
     line("file", fmt::format("{}{}", format_bytes(facts.file_bytes),
                              facts.n_files == 1 ? "" : fmt::format(" in {} splits", facts.n_files)));
-    line("layers", fmt::format("{}, {} of them with routed experts", moe.n_layer, moe.layers.size()));
+    const auto n_second =
+        std::ranges::count_if(moe.layers, [](const MoeLayer& layer) { return layer.layer >= model::kSecondSet; });
+    line("layers", fmt::format("{}, {} of them with routed experts{}", moe.n_layer,
+                               moe.layers.size() - static_cast<std::size_t>(n_second),
+                               n_second > 0 ? fmt::format(", {} with a second set", n_second) : ""));
     line("experts", fmt::format("{} a layer, {} used for each token", range_over(moe, &MoeLayer::n_expert, plain),
                                 range_over(moe, &MoeLayer::n_expert_used, plain)));
     line("shape", fmt::format("n_embd {}, n_ff {}", moe.n_embd, range_over(moe, &MoeLayer::n_ff, plain)));
+    line("block", variant_text(facts));
+    line("fuses", fuse_text(facts));
     line("types", type_text(facts));
     line("one slice", range_over(moe, &MoeLayer::slice_bytes, format_bytes));
     line("one layer",

@@ -19,8 +19,9 @@ Result<std::map<std::string, std::string>> plugin_environment(const PluginOption
         {"LINKCPP_MODE", options.mode},
         {"LINKCPP_ROWS", options.rows},
         {"LINKCPP_LOCAL_EXPERTS", options.local_experts ? "on" : "off"},
-        // A build of llama.cpp with its backends inside reads GGML_BACKEND_PATH only when an override is given.
-        {"LLAMA_ARG_OVERRIDE_TENSOR", "_exps\\.weight=Swarm"},
+        // For layers on a GPU, whose experts would go there, too. And a build of llama.cpp with its backends inside
+        // reads GGML_BACKEND_PATH only when an override is given.
+        {"LLAMA_ARG_OVERRIDE_TENSOR", kExpertsOnSwarm},
     };
     if (!options.listen.empty()) { environment["LINKCPP_LISTEN"] = options.listen; }
     // Threads that wait by spinning take the cores that local workers need. A short spin still bridges the gaps between

@@ -10,6 +10,9 @@
 
 namespace linkcpp::cli {
 
+// What llama.cpp's --override-tensor needs to place routed experts, their biases and their scales with the plugin.
+inline constexpr const char* kExpertsOnSwarm = R"(\.ffn_(gate|up|down|gate_up)_(ch)?exps\.(weight|bias|scale)$=Swarm)";
+
 struct PluginOptions {
     net::JoinLine hub;
     std::string mode = "exact";  // or "partial"

@@ -15,6 +15,8 @@ constexpr std::size_t kThreads = 64;
 // A peer that has not sent its next bytes by then loses its connection.
 constexpr int kReadTimeoutS = 5;
 constexpr std::size_t kRequestsPerConnection = 1'000'000;
+// An idle connection holds a thread for this long, and the end of the program too.
+constexpr time_t kIdleS = 1;
 constexpr std::size_t kMaxRequestBody = 64u << 10;
 
 struct SlicePlace {
@@ -100,6 +102,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
     SSL_CTX_set_min_proto_version(server.ssl_context(), TLS1_3_VERSION);
     server.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
     server.set_keep_alive_max_count(kRequestsPerConnection);
+    server.set_keep_alive_timeout(kIdleS);
     server.set_read_timeout(kReadTimeoutS);
     server.set_tcp_nodelay(true);
     server.set_payload_max_length(kMaxRequestBody);

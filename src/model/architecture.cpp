@@ -126,6 +126,10 @@ bool is_used(std::string_view architecture, Role role) {
     return known->extra == (role >= Role::gate_scale ? Extra::scales : Extra::biases);
 }
 
+bool is_known_architecture(std::string_view architecture) {
+    return find(architecture) != nullptr;
+}
+
 bool weights_come_first(std::string_view architecture) {
     return architecture == "llama4";
 }

@@ -17,6 +17,9 @@ ActivationOf activation_of(const GgufFile& file, std::uint32_t layer, bool gated
 // Whether the architecture's graph uses tensors of that role where a file has them. Of one without an entry: yes.
 bool is_used(std::string_view architecture, Role role);
 
+// Whether there is an entry for it.
+bool is_known_architecture(std::string_view architecture);
+
 // Whether the router's weights multiply the experts' input.
 bool weights_come_first(std::string_view architecture);
 

@@ -427,6 +427,20 @@ std::optional<std::uint64_t> slab_bytes_of(const MoeLayer& layer, Role role, ggm
     return tensor_bytes(static_cast<std::int32_t>(type), {ne[0], ne[1], ne[2], 1});
 }
 
+std::string variant_of(const MoeLayer& layer) {
+    const auto has = [&](auto is) { return std::ranges::any_of(layer.tensors, is, &ExpertTensor::role); };
+    std::string text = layer.find(Role::gate_up) != nullptr ? "gate and up merged, "
+                       : layer.find(Role::gate) != nullptr  ? "gate and up, "
+                                                            : "no gate, ";
+    text += to_string(layer.activation.kind);
+    const auto [first, second] = layer.activation.parameters;
+    if (first != 0) { text += second != 0 ? fmt::format("({:g}, {:g})", first, second) : fmt::format("({:g})", first); }
+    if (has([](Role role) { return !is_weight(role) && role < Role::gate_scale; })) { text += ", biases"; }
+    if (has([](Role role) { return role >= Role::gate_scale; })) { text += ", scales"; }
+    if (layer.weights_first) { text += ", weights first"; }
+    return text;
+}
+
 Widths widths_of(const MoeLayer& layer, std::optional<Role> product) {
     if (!product) { return {layer.n_embd, layer.n_embd}; }
     if (!is_weight(*product) || layer.find(*product) == nullptr) { return {}; }

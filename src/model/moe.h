@@ -139,6 +139,9 @@ std::array<std::int64_t, 3> shape_of(const MoeLayer& layer, Role role);
 // Bytes of one expert's part of it; nothing where the type has no such rows.
 std::optional<std::uint64_t> slab_bytes_of(const MoeLayer& layer, Role role, ggml_type type);
 
+// What kind of block the layer's experts are, for people: "gate and up merged, swiglu, scales".
+std::string variant_of(const MoeLayer& layer);
+
 // How wide the rows are that go into an expert and come out: of its whole FFN, or of the product by one weight alone.
 // {0, 0} where the layer has no such weight.
 struct Widths {

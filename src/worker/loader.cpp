@@ -21,6 +21,7 @@ void Loader::load(Assignment assignment) {
     }
     thread_ = std::jthread([this, assignment = std::move(assignment)](const std::stop_token& stop) {
         const Status status = run(stop, assignment);
+        client_.reset();  // an idle connection would hold a thread of the hub's, also when it wants to end
         if (stop.stop_requested()) { return; }
         {
             const std::lock_guard lock(mutex_);
