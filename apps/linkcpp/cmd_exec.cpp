@@ -28,6 +28,7 @@ struct ExecArguments {
     std::string rows = "f32";
     std::string listen;
     bool no_local_experts = false;
+    std::string other_models = "refuse";
     std::vector<std::string> program;
 };
 
@@ -70,6 +71,7 @@ Status exec(const ExecArguments& options) {
     PluginOptions plugin{.mode = options.mode,
                          .rows = options.rows,
                          .local_experts = !options.no_local_experts,
+                         .other_models_here = options.other_models == "here",
                          .listen = options.listen};
     LINKCPP_TRY(plugin.hub, find_hub(options.hub));
     plugin.shares_cores = workers_here(plugin.hub);
@@ -113,6 +115,12 @@ void add_exec(CLI::App& app) {
                         "(default: this machine only)");
     command->add_flag("--no-local-experts", options->no_local_experts,
                       "Never compute an expert here: fail when no worker holds it");
+    command
+        ->add_option("--other-models", options->other_models,
+                     "What to do with the experts of another model than the hub's, loaded after it, such as a draft "
+                     "model: compute them here, or refuse to load it")
+        ->check(CLI::IsMember({"here", "refuse"}))
+        ->capture_default_str();
     command->add_option("PROGRAM", options->program, "The program and its arguments, behind --")->required();
     command->prefix_command();
     command->footer("Example: linkcpp exec -- llama-completion -m model.gguf -p 'In the beginning' -n 64");

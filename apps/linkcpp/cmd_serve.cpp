@@ -190,7 +190,8 @@ Result<Process> start_server(const ServeArguments& options, const hub::Hub& hub)
                          .mode = options.mode,
                          .rows = options.rows,
                          .local_experts = !options.no_local_experts,
-                         .shares_cores = true};  // workers may join on this machine at any time
+                         .other_models_here = true,  // -m is ours: what else it loads is a draft model
+                         .shares_cores = true};      // workers may join on this machine at any time
     if (options.lan || !options.listen.empty()) {
         const unsigned port = options.data_port != 0 ? options.data_port : hub.https_port() + 1u;
         plugin.listen = fmt::format("0.0.0.0:{}", port);

@@ -19,6 +19,7 @@ Result<std::map<std::string, std::string>> plugin_environment(const PluginOption
         {"LINKCPP_MODE", options.mode},
         {"LINKCPP_ROWS", options.rows},
         {"LINKCPP_LOCAL_EXPERTS", options.local_experts ? "on" : "off"},
+        {"LINKCPP_OTHER_MODELS", options.other_models_here ? "here" : "refuse"},
         // For layers on a GPU, whose experts would go there, too. And a build of llama.cpp with its backends inside
         // reads GGML_BACKEND_PATH only when an override is given.
         {"LLAMA_ARG_OVERRIDE_TENSOR", kExpertsOnSwarm},

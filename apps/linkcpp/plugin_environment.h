@@ -18,6 +18,7 @@ struct PluginOptions {
     std::string mode = "exact";  // or "partial"
     std::string rows = "f32";    // or "f16"
     bool local_experts = true;
+    bool other_models_here = false;
     std::string listen;         // empty: loopback
     bool shares_cores = false;  // workers run on this machine too
 };

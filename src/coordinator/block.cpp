@@ -104,6 +104,17 @@ bool contains(const std::vector<ggml_tensor*>& nodes, const ggml_tensor* node) {
     return std::ranges::find(nodes, node) != nodes.end();
 }
 
+// Whether all of them are to be computed with this graph. What an earlier piece has computed may have lost its inputs.
+bool are_all_in(ggml_cgraph* graph, const std::vector<ggml_tensor*>& nodes) {
+    std::size_t n_found = 0;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor* node = ggml_graph_node(graph, i);
+        n_found += node->view_src == nullptr && contains(nodes, node) ? 1 : 0;
+    }
+    const auto computes = [](const ggml_tensor* node) { return node->view_src == nullptr; };
+    return n_found == static_cast<std::size_t>(std::ranges::count_if(nodes, computes));
+}
+
 // Whether a node that is not among `nodes` reads one of them other than `result`.
 bool is_read_elsewhere(ggml_cgraph* graph, const std::vector<ggml_tensor*>& nodes, const ggml_tensor* result) {
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
@@ -228,6 +239,9 @@ class BlockFinder::Match {
   public:
     Match(const Pattern& pattern, const IsOurs& is_ours) : pattern_(pattern), is_ours_(is_ours) {}
 
+    // Whether `down` grows out of what the pattern's does, wherever those nodes are.
+    bool matches_down(ggml_tensor* down) { return equal(pattern_.down, down); }
+
     // Whether `node` and all it grows out of are the pattern.
     bool matches(ggml_tensor* node) {
         if (!equal(pattern_.out, node)) { return false; }
@@ -301,8 +315,18 @@ BlockFinder::BlockFinder(const model::MoeModel& model) {
         pattern.rows = ggml_new_tensor_3d(context, GGML_TYPE_F32, layer.n_embd, 1, 3);
         pattern.ids = ggml_new_tensor_2d(context, GGML_TYPE_I32, 1, 3);
         pattern.out = expert::build_ffn(context, layer, tensors, pattern.rows, pattern.ids);
+        pattern.down = pattern.out;
+        while (pattern.down != nullptr && pattern.down->op != GGML_OP_MUL_MAT_ID) {
+            pattern.down = pattern.down->src[0];
+        }
         patterns_[layer.layer] = std::move(pattern);
     }
+}
+
+bool BlockFinder::is_described(std::uint32_t layer, ggml_tensor* down, const IsOurs& is_ours) const {
+    const auto pattern = patterns_.find(layer);
+    return pattern != patterns_.end() && pattern->second.out != nullptr &&
+           Match(pattern->second, is_ours).matches_down(down);
 }
 
 Plan BlockFinder::plan(ggml_cgraph* graph, const IsOurs& is_ours) const {
@@ -317,7 +341,7 @@ Plan BlockFinder::plan(ggml_cgraph* graph, const IsOurs& is_ours) const {
         for (int j = i; j < n_nodes; ++j) {
             ggml_tensor* node = ggml_graph_node(graph, j);
             Match match(pattern->second, is_ours);
-            if (node->op != pattern->second.out->op || !match.matches(node) ||
+            if (node->op != pattern->second.out->op || !match.matches(node) || !are_all_in(graph, match.nodes()) ||
                 is_read_elsewhere(graph, match.nodes(), node)) {
                 continue;
             }
@@ -336,8 +360,8 @@ Plan BlockFinder::plan(ggml_cgraph* graph, const IsOurs& is_ours) const {
                    !contains(inside, node)) {
             plan.steps.push_back({std::nullopt, node});
             const auto product = parse_product(node, is_ours);
-            if (product && !plan.unknown.contains(product->layer)) {
-                plan.unknown[product->layer] = describe(graph, product->layer, is_ours);
+            if (product && product->role == Role::down && !is_described(product->layer, node, is_ours)) {
+                plan.unknown.try_emplace(product->layer, describe(graph, product->layer, is_ours));
             }
         }
     }

@@ -54,7 +54,8 @@ struct Step {
 
 struct Plan {
     std::vector<Step> steps;
-    // Layers with products outside a block, and what their nodes look like; empty when everything fused.
+    // Layers whose block is another than the manifest says, and what their nodes look like. A block that is only cut
+    // into pieces, by a program that looks at every node, is none.
     std::map<std::uint32_t, std::string> unknown;
 };
 
@@ -75,9 +76,11 @@ class BlockFinder {
         ggml_context_ptr context;
         ggml_tensor* rows = nullptr;
         ggml_tensor* ids = nullptr;
-        ggml_tensor* out = nullptr;  // null: the layer's activation is unknown
+        ggml_tensor* out = nullptr;   // null: the layer's activation is unknown
+        ggml_tensor* down = nullptr;  // the product that `out` is, or grows out of
     };
     class Match;
+    bool is_described(std::uint32_t layer, ggml_tensor* down, const IsOurs& is_ours) const;
 
     std::map<std::uint32_t, Pattern> patterns_;
 };

@@ -235,8 +235,6 @@ TEST_F(BlockTest, what_differs_from_the_description_is_computed_one_product_at_a
     ggml_graph_clear(graph_);
     expect_unknown(down_of(ggml_swiglu_split(c, up, gate)));  // gate and up swapped
     ggml_graph_clear(graph_);
-    expect_unknown(ggml_swiglu_split(c, gate, up));  // no down: cut into pieces
-    ggml_graph_clear(graph_);
     ggml_tensor* other_rows = product(name(0, "up"), kEmbd, kFf, input(GGML_TYPE_F32, kEmbd, 1, kTokens));
     expect_unknown(down_of(ggml_swiglu_split(c, gate, other_rows)));
     ggml_graph_clear(graph_);
@@ -248,10 +246,29 @@ TEST_F(BlockTest, what_differs_from_the_description_is_computed_one_product_at_a
     ggml_tensor* clamped = ggml_swiglu_clamp(c, gate, up, 3);
     expect_unknown(down_of(clamped));
     ggml_graph_clear(graph_);
-    ggml_tensor* activated = ggml_swiglu_split(c, gate, up);
-    ggml_tensor* down = down_of(activated);
-    ggml_build_forward_expand(graph_, ggml_sqr(c, activated));  // read by somebody else
-    expect_unknown(down);
+    ggml_tensor* twice = ggml_swiglu_split(c, gate, up);
+    expect_unknown(down_of(ggml_add(c, twice, twice)));
+}
+
+// By a program that looks at every node, or reads one: computed in pieces, but nobody needs to be taught what it is.
+TEST_F(BlockTest, a_block_in_pieces_is_computed_so_and_known) {
+    ggml_context* c = context_.get();
+    ggml_tensor* activated_rows = activated(0, false);
+    ggml_tensor* down = product(name(0, "down"), kFf, kEmbd, activated_rows);
+    ggml_build_forward_expand(graph_, ggml_sqr(c, activated_rows));
+    ggml_build_forward_expand(graph_, down);
+    const Plan read = plan();
+    EXPECT_EQ(read.steps.size(), 5u);
+    for (const Step& step : read.steps) { EXPECT_FALSE(step.block); }
+    EXPECT_TRUE(read.unknown.empty());
+    for (ggml_tensor* piece : {activated_rows, down}) {
+        ggml_graph_clear(graph_);
+        ggml_graph_add_node(graph_, piece);
+        const Plan cut = plan();
+        ASSERT_EQ(cut.steps.size(), 1u);
+        EXPECT_EQ(cut.steps[0].node, piece);
+        EXPECT_TRUE(cut.unknown.empty());
+    }
 }
 
 TEST_F(BlockTest, parameters_are_part_of_the_description) {

@@ -43,6 +43,7 @@ struct Plugin {
     std::unique_ptr<WeightCheck> check;
     std::unique_ptr<BlockFinder> finder;
     CpuNodes cpu_nodes;
+    std::atomic<bool> loaded{false};  // the manifest and what is made with it are there
     std::atomic<bool> wrong_model{false};
 
     ggml_backend_reg registry{};
@@ -269,6 +270,7 @@ Status connect() {
     g_plugin->manifest = *manifest;
     g_plugin->check = std::make_unique<WeightCheck>(g_plugin->manifest);
     g_plugin->finder = std::make_unique<BlockFinder>(g_plugin->manifest->model);
+    g_plugin->loaded.store(true, std::memory_order_release);
     log_info("experts of {} ({} layers) are computed by the swarm, mode {}", g_plugin->manifest->model.name,
              g_plugin->manifest->model.layers.size(),
              g_plugin->settings.dispatch.mode == wire::Mode::exact ? "exact" : "partial");
@@ -458,13 +460,20 @@ ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t /*device*/) {
     return &g_plugin->buffer_type;
 }
 
+// Ours, or about to be: another model's experts stay out, where that is what the user wants.
+bool is_claimed(const ggml_tensor* tensor) {
+    if (!is_ours(tensor)) { return false; }
+    const bool here = g_plugin->settings.other_models_here && g_plugin->loaded.load(std::memory_order_acquire);
+    return !here || tensor->op != GGML_OP_NONE || g_plugin->check->describes(tensor);
+}
+
 bool device_supports_op(ggml_backend_dev_t /*device*/, const ggml_tensor* op) {
     if (!g_plugin->settings.active) { return false; }
     switch (op->op) {
         case GGML_OP_NONE:
         case GGML_OP_VIEW:
         case GGML_OP_RESHAPE: return true;
-        default: return guarded("planning", false, [&] { return belongs_to_block(op, is_ours); });
+        default: return guarded("planning", false, [&] { return belongs_to_block(op, is_claimed); });
     }
 }
 

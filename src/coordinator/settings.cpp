@@ -45,6 +45,7 @@ Result<Settings> read_settings() {
     settings.active = true;
     LINKCPP_TRY(settings.hub.hub, net::parse_join_line(hub));
     LINKCPP_TRY(settings.hub.local_experts, choice("LINKCPP_LOCAL_EXPERTS", "on", "off", true));
+    LINKCPP_TRY(settings.other_models_here, choice("LINKCPP_OTHER_MODELS", "here", "refuse", false));
     LINKCPP_TRY(const bool exact, choice("LINKCPP_MODE", "exact", "partial", true));
     LINKCPP_TRY(const bool f16, choice("LINKCPP_ROWS", "f16", "f32", false));
     if (exact && f16) {

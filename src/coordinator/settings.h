@@ -11,6 +11,8 @@ namespace linkcpp::coordinator {
 
 struct Settings {
     bool active = false;  // LINKCPP_HUB is set
+    // Once the hub's model is loaded, other models' experts are computed in this process: a draft model's.
+    bool other_models_here = false;
     HubClientOptions hub;
     DispatchOptions dispatch;
     Duration wait = std::chrono::seconds(30);           // for the hub, at loading

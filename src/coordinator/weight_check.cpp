@@ -18,6 +18,12 @@ std::unexpected<Error> another_model(std::string_view tensor) {
 
 }  // namespace
 
+bool WeightCheck::describes(const ggml_tensor* tensor) const {
+    const Place place = find(ggml_get_name(tensor));
+    return is_unused(place, ggml_get_name(tensor)) || (place.tensor != nullptr && place.tensor->type == tensor->type &&
+                                                       std::ranges::equal(place.tensor->ne, std::span(tensor->ne, 3)));
+}
+
 Status WeightCheck::announce(const ggml_tensor* tensor) {
     const std::string_view name = ggml_get_name(tensor);
     if (name.find(".lora_") != std::string_view::npos) {
@@ -38,7 +44,8 @@ Status WeightCheck::announce(const ggml_tensor* tensor) {
     if (expected->type != tensor->type || !std::ranges::equal(expected->ne, std::span(tensor->ne, 3))) {
         return fail(ErrorKind::invalid,
                     "{}: the hub serves {} of {{{}, {}, {}}}, this program loads {} of {{{}, {}, {}}}: it is "
-                    "another model or another quantisation; give it the one that `linkcpp status` names",
+                    "another model or another quantisation; give it the one that `linkcpp status` names (a draft "
+                    "model beside it: LINKCPP_OTHER_MODELS=here)",
                     name, ggml_type_name(expected->type), expected->ne[0], expected->ne[1], expected->ne[2],
                     ggml_type_name(tensor->type), tensor->ne[0], tensor->ne[1], tensor->ne[2]);
     }

@@ -23,6 +23,8 @@ class WeightCheck {
   public:
     explicit WeightCheck(std::shared_ptr<const model::Manifest> manifest) : manifest_(std::move(manifest)) {}
 
+    // Whether the served model has an expert tensor of that name, type and shape.
+    bool describes(const ggml_tensor* tensor) const;
     // llama.cpp makes room for an expert tensor; what was known of its bytes is forgotten.
     // Errors: invalid (the model that is served has no such tensor), unsupported (a LoRA adapter on experts).
     Status announce(const ggml_tensor* tensor);
