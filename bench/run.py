@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -200,8 +201,176 @@ def slicing(bin_path, folder):
     return [row("  speed against cp of the same bytes", statistics.median(ratios), 0.8)]
 
 
+# ---- bytes on the wire -------------------------------------------------------------------------------------------------
+
+
+def wire(bin_path, folder):
+    """What decoding one token costs a worker's link, by the workers' own counters: two runs, their difference."""
+    from swarm import Swarm
+
+    model = folder / "bench.gguf"
+    if not model.exists():
+        run([bin_path / "linkcpp", "synth", model, "--preset", "bench"])
+    n_embd = 1024
+    results = []
+    print("\nbytes on the wire, one token, one layer, one worker")
+    for name, options, width in (("exact, f32", (), 4), ("partial, f16", ("--mode", "partial", "--rows", "f16"), 2)):
+        swarm = Swarm()
+        try:
+            swarm.serve(model, workers=2)
+            totals = []
+            for n in (2, 42):
+                before = [swarm.status()["workers"][i] for i in (0, 1)]
+                process = swarm.exec("llama-completion", "-m", model, "-p", "a", "-n", n, "--temp", 0, "--no-warmup", "-no-cnv",
+                                     "--ignore-eos", "-t", 2, options=["--no-local-experts", *options])
+                if process.poll() != 0:
+                    raise RuntimeError(process.err()[-2000:])
+                time.sleep(0.5)  # the workers' counters are a heartbeat old at most when the hub asks for them
+                after = [swarm.status()["workers"][i] for i in (0, 1)]
+                totals.append({key: sum(a[key] - b[key] for a, b in zip(after, before))
+                               for key in ("requests", "pairs", "bytes_in", "bytes_out")})
+            more = {key: totals[1][key] - totals[0][key] for key in totals[0]}
+            out = more["bytes_in"] / more["requests"]
+            limit_out = width * n_embd + 128
+            results.append(row(f"  {name}: {out:.0f} bytes out", out / limit_out, 1.0, at_most=True, bytes=out, limit_bytes=limit_out))
+            rows = more["requests"] if width == 2 else more["pairs"]
+            back = more["bytes_out"] / rows
+            # In exact mode a row a pair and one header a frame; in partial mode one row a frame.
+            limit_back = width * n_embd + (128 if width == 2 else 128 * more["requests"] / more["pairs"])
+            results.append(row(f"  {name}: {back:.0f} bytes back for each {'frame' if width == 2 else 'pair'}", back / limit_back, 1.0,
+                               at_most=True, bytes=back, limit_bytes=limit_back))
+        finally:
+            swarm.close()
+    return results
+
+
+# ---- memory and loading ------------------------------------------------------------------------------------------------
+
+
+def process_figures(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    io = Path(f"/proc/{pid}/io").read_text()
+    kib = lambda name: int(re.search(rf"{name}:\s+(\d+) kB", status)[1]) * 1024
+    return {"resident": kib("RssAnon") + kib("RssFile"), "peak": kib("VmHWM"),
+            "read": int(re.search(r"^read_bytes: (\d+)", io, re.MULTILINE)[1])}
+
+
+def fill_seconds(n_bytes):
+    """How long two processes take to write to that much fresh memory each: what loading two shards cannot beat."""
+    program = ("import mmap, sys; n = int(sys.argv[1]); m = mmap.mmap(-1, n); m.madvise(mmap.MADV_HUGEPAGE); z = bytes(2**21); "
+               "[m.__setitem__(slice(i, i + 2**21), z) for i in range(0, n - 2**21, 2**21)]")
+    begin = time.monotonic()
+    both = [subprocess.Popen([sys.executable, "-c", program, str(n_bytes)]) for _ in range(2)]
+    for process in both:
+        process.wait()
+    return time.monotonic() - begin
+
+
+def loading(bin_path, folder):
+    """A model with more than 3 GB of experts: the coordinator's memory, what it reads, and how long the second start takes."""
+    from server import Server, free_port
+    from swarm import Swarm, wait_for
+
+    model = folder / "load.gguf"
+    run([bin_path / "linkcpp", "synth", model, "--layers", 10, "--experts", 64, "--used", 8, "--embd", 2048, "--ff", 1536])
+    facts = json.loads(run([bin_path / "linkcpp", "inspect", model, "--json"]))
+    starts = []
+    swarm = Swarm()
+    try:
+        for _ in range(3):
+            port = free_port()
+            begin = time.monotonic()
+            swarm.serve(model, "--local-workers", 2, "--", "--port", port, "-c", 512, "-np", 1, "-t", 2, hub_only=False)
+            server = Server(port, swarm.hub)
+            wait_for(server.healthy, 600, "llama-server")  # the first start hashes and copies every slice
+            starts.append(time.monotonic() - begin)
+            server.complete("a", 1)
+            pid = next(p for p, line in swarm.running().items() if "llama-server" in line.split(" ")[0])
+            figures = process_figures(pid)
+            swarm.hub.stop()
+            if len(starts) == 2:  # the last start reads from the disk what it needs
+                subprocess.run(["sync"], check=True)
+                Path("/proc/sys/vm/drop_caches").write_text("3")
+    finally:
+        swarm.close()
+    backbone = facts["backbone_bytes"]
+    limit = 1.1 * backbone + 64 * 2**20
+    print(f"\nloading: {facts['expert_bytes'] / 1e9:.2f} GB of experts, a backbone of {backbone / 1e6:.0f} MB; first start {starts[0]:.1f} s, "
+          f"second {starts[1]:.2f} s, third, with an empty page cache, {starts[2]:.2f} s; peak while loading "
+          f"{figures['peak'] / 1e6:.0f} MB; filling as much fresh memory takes {fill_seconds(facts['expert_bytes'] // 2):.2f} s")
+    return [row(f"  coordinator's memory: {figures['resident'] / 1e6:.0f} MB", figures["resident"] / limit, 1.0, at_most=True,
+                backbone_bytes=backbone, limit_bytes=limit, **figures),
+            row(f"  bytes read from the disk at load: {figures['read'] / 1e6:.0f} MB", figures["read"] / limit, 1.0, at_most=True),
+            row(f"  second start of everything: {starts[1]:.2f} s", starts[1] / 3, 1.0, at_most=True, starts_s=starts)]
+
+
+# ---- losing a worker ---------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """When each token of a streamed completion arrived."""
+
+    def __init__(self):
+        self.times = []
+
+    def __call__(self):
+        self.times.append(time.monotonic())
+
+    def longest_gap_after(self, moment):
+        gaps = [(b - a, b) for a, b in zip(self.times, self.times[1:]) if b > moment]
+        return max(gaps)[0]
+
+    def usual_gap(self):
+        return statistics.median(b - a for a, b in zip(self.times, self.times[1:]))
+
+
+def losing(_bin_path, _folder):
+    """kill -9 and SIGSTOP of a worker while it decodes, each slice held twice: how much longer the token in flight takes."""
+    import signal
+    import threading
+
+    from server import Server, free_port
+    from swarm import Swarm
+
+    model = ROOT / "models/kjv-moe-q8_0.gguf"  # trained: what a random one writes is no text that the server would stream
+    prompt = "And the LORD said unto Moses,"
+    delays = {"kill": [], "stop": []}
+    for how, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP)):
+        for _ in range(ROUNDS):
+            swarm = Swarm()
+            try:
+                swarm.serve(model, "--replicas", "2")
+                workers = [swarm.join(f"worker-{i}") for i in (1, 2)]
+                swarm.wait_covered()
+                port = free_port()
+                server = Server(port, swarm.start_exec("llama-server", "-m", model, "--port", port, "-np", 1, "--no-warmup", "-t", 2,
+                                                       options=["--no-local-experts"])).wait_healthy()
+                server.complete(prompt, 20)
+                clock = Clock()
+                thread = threading.Thread(target=lambda: server.complete(prompt, 150, on_token=clock))
+                thread.start()
+                while len(clock.times) < 50:
+                    time.sleep(0.001)
+                moment = time.monotonic()
+                os.kill(workers[0].pid, number)
+                thread.join()
+                if len(clock.times) < 150:
+                    raise RuntimeError("tokens are missing")
+                delays[how].append(clock.longest_gap_after(moment) - clock.usual_gap())
+                os.kill(workers[0].pid, signal.SIGCONT) if how == "stop" else None
+            finally:
+                swarm.close()
+    print("\nlosing a worker in the midst of decoding, each slice held by two")
+    results = []
+    for how, name, limit in (("kill", "kill -9", 0.1), ("stop", "SIGSTOP", 1.05)):
+        worst = max(delays[how])
+        results.append(row(f"  {name}: the token in flight takes {1000 * worst:.0f} ms longer", worst / limit, 1.0, at_most=True,
+                           seconds=delays[how], limit_s=limit))
+    return results
+
+
 def main():
-    parts = {"dispatch": dispatch, "decode": decode, "slicing": slicing}
+    parts = {"dispatch": dispatch, "decode": decode, "slicing": slicing, "wire": wire, "loading": loading, "losing": losing}
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", type=Path, required=True)
     parser.add_argument("--json", type=Path)

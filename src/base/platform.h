@@ -1,6 +1,7 @@
 // The platform file: every call that differs between operating systems, behind a portable name.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -30,6 +31,10 @@ Result<std::filesystem::path> runtime_dir();
 
 // The user at the other end of a connected Unix socket; nothing when the system will not tell.
 std::optional<std::uint32_t> peer_uid(int socket_fd);
+
+// Asks for large pages behind memory that will be filled soon and read often: far fewer faults and translations. A
+// wish.
+void prefer_large_pages(void* address, std::size_t n_bytes);
 
 // Copies `length` bytes between files at the same or different offsets, inside the kernel where it can.
 Status copy_range(int from, std::uint64_t from_offset, int to, std::uint64_t to_offset, std::uint64_t length,

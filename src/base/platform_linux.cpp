@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -107,6 +108,13 @@ Result<fs::path> runtime_dir() {
         return made(state / "run");
     }
     return user_dir("XDG_RUNTIME_DIR", ".local/state", "run");
+}
+
+void prefer_large_pages(void* address, std::size_t n_bytes) {
+    const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+    const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(address) + page - 1) / page * page;
+    const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(address) + n_bytes) / page * page;
+    if (begin < end) { ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE); }
 }
 
 std::optional<std::uint32_t> peer_uid(int socket_fd) {

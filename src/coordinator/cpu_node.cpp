@@ -4,6 +4,8 @@
 
 #include <ggml-backend.h>
 
+#include "expert/device.h"
+
 namespace linkcpp::coordinator {
 namespace {
 
@@ -93,12 +95,12 @@ Status CpuNodes::compute(ggml_tensor* node) {
 
 Status CpuNodes::start() {
     if (backend_) { return {}; }
-    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    backend_.reset(device != nullptr ? ggml_backend_dev_init(device, nullptr) : nullptr);
-    if (!backend_) { return fail(ErrorKind::unsupported, "no CPU backend to compute on"); }
+    LINKCPP_TRY(const expert::Device cpu, expert::cpu_device());
+    backend_.reset(ggml_backend_dev_init(cpu.handle, nullptr));
+    if (!backend_) { return fail(ErrorKind::unsupported, "the CPU backend does not start"); }
     // These nodes are small: a second thread would cost more than it does.
-    if (const auto set = reinterpret_cast<ggml_backend_set_n_threads_t>(
-            ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), "ggml_backend_set_n_threads"))) {
+    if (const auto set = reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
+            ggml_backend_dev_backend_reg(cpu.handle), "ggml_backend_set_n_threads"))) {
         set(backend_.get(), 1);
     }
     context_.reset(

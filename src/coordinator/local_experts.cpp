@@ -15,12 +15,9 @@ Result<std::unique_ptr<LocalExperts>> LocalExperts::open(const std::filesystem::
     if (model.layers != manifest.model.layers) {
         return fail(ErrorKind::invalid, "{}: it is another model than the hub serves", path.string());
     }
-    // Our own plugin's device is left out of devices(); a GPU is the backbone's.
-    const std::vector<expert::Device> devices = expert::devices();
-    const auto cpu = std::ranges::find_if(devices, &expert::Device::is_cpu);
-    if (cpu == devices.end()) { return fail(ErrorKind::unsupported, "no CPU backend to compute experts on"); }
+    LINKCPP_TRY(const expert::Device cpu, expert::cpu_device());  // a GPU is the backbone's
     std::unique_ptr<LocalExperts> local(new LocalExperts(manifest, std::move(file), memory_bytes));
-    LINKCPP_TRY(local->engine_, expert::Engine::open(*cpu, n_threads));
+    LINKCPP_TRY(local->engine_, expert::Engine::open(cpu, n_threads));
     return local;
 }
 

@@ -60,6 +60,14 @@ std::vector<Device> devices() {
     return found;
 }
 
+Result<Device> cpu_device() {
+    if (ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) == nullptr) { load_backends(); }
+    const std::vector<Device> all = devices();
+    const auto cpu = std::ranges::find_if(all, &Device::is_cpu);
+    if (cpu != all.end()) { return *cpu; }
+    return fail(ErrorKind::unsupported, "no CPU backend to compute on");
+}
+
 Result<Device> choose_device(const std::vector<Device>& devices, std::string_view name) {
     auto chosen = name.empty() ? std::ranges::find_if(devices, [](const Device& d) { return !d.is_cpu(); })
                                : std::ranges::find_if(

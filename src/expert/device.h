@@ -34,6 +34,10 @@ void load_backends(const std::filesystem::path& dir = {});
 // In the registry's order, our own device left out. CPU memory is what could be used without swapping.
 std::vector<Device> devices();
 
+// The CPU, for whoever runs inside somebody else's program. One with ggml built in keeps its backends to itself: then
+// they are loaded here first. Errors: unsupported (there is none).
+Result<Device> cpu_device();
+
 // By name, case ignored; without a name the first device that is not a CPU (an integrated GPU may call itself an
 // accelerator, so the type is not asked further), else the CPU. Errors: not_found, listing the names.
 Result<Device> choose_device(const std::vector<Device>& devices, std::string_view name = {});

@@ -156,6 +156,10 @@ Status Engine::make_tensors(Layer& held, std::uint32_t n_local, std::span<const 
                         held.layer.layer);
         }
         ggml_backend_buffer_set_usage(held.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        if (host_memory_) {
+            prefer_large_pages(ggml_backend_buffer_get_base(held.buffer.get()),
+                               ggml_backend_buffer_get_size(held.buffer.get()));
+        }
     }
     for (std::size_t i = 0; i < mapped.size(); ++i) {
         auto* data = const_cast<std::byte*>(mapped[i].data());  // weights: ggml only reads them

@@ -1,12 +1,21 @@
 """What the plugin does where there is no swarm."""
 
+import os
 import shutil
 import time
+import unittest
+from pathlib import Path
 
 import models
 from case import SwarmTest, completion
 from server import free_port
 from swarm import bin_dir
+
+EXPERTS = r"\.ffn_(gate|up|down|gate_up)_(ch)?exps\.(weight|bias|scale)$=Swarm"
+
+# Builds that are not made for the tests; see CONTRIBUTING.md.
+STATIC = os.environ.get("LINKCPP_TEST_STATIC")
+GPU_BIN = os.environ.get("LINKCPP_TEST_GPU_BIN")
 
 FINGERPRINT = "ab" * 32
 TOKEN = "0123456789abcdef"
@@ -44,6 +53,58 @@ class WithoutAHub(SwarmTest):
             with self.subTest(variable=variable):
                 process = self.run_with_plugin(*completion("Q8_0", 60), **{"LINKCPP_HUB": line, variable: value})
                 self.assert_refused(process, "join line" if variable == "LINKCPP_HUB" else variable)
+
+
+class WaysToThePlugin(SwarmTest):
+    """Whatever llama.cpp is told about experts, they come to the plugin, and the text is that of one process."""
+
+    def check(self, *arguments, program="llama-completion", **variables):
+        self.swarm.serve(models.path_of("Q8_0"), workers=2)
+        alone = self.assert_ran(self.swarm.alone("llama-completion", *completion("Q8_0", 40)))
+        variables = {"GGML_BACKEND_PATH": bin_dir() / "libggml-swarm.so", "LINKCPP_HUB": self.swarm.line,
+                     "LINKCPP_LOCAL_EXPERTS": "off", **variables}
+        process = self.assert_ran(self.swarm.alone(program, *completion("Q8_0", 40), *arguments, **variables))
+        self.assertEqual(process.out(), alone.out())
+        workers = self.swarm.status()["workers"]
+        self.assertTrue(all(w["pairs"] > 100 for w in workers), workers)
+
+    def test_the_environment_alone(self):
+        self.check()
+
+    def test_cpu_moe(self):
+        self.check("--cpu-moe")
+
+    def test_n_cpu_moe(self):
+        self.check("--n-cpu-moe", 3)
+
+    def test_override_tensor(self):
+        self.check("-ot", EXPERTS)
+
+    def test_without_mmap(self):
+        self.check("--load-mode", "none")
+
+    # Built for the same CPU features as ours, or other kernels give other bits.
+    @unittest.skipUnless(STATIC, "LINKCPP_TEST_STATIC names no llama-completion with ggml built in")
+    def test_a_build_with_ggml_inside(self):
+        self.check("-ot", EXPERTS, program=STATIC)
+
+    @unittest.skipUnless(STATIC, "LINKCPP_TEST_STATIC names no llama-completion with ggml built in")
+    def test_a_build_with_ggml_inside_that_computes_experts_itself(self):
+        self.swarm.serve(models.path_of("Q8_0"))
+        alone = self.assert_ran(self.swarm.alone("llama-completion", *completion("Q8_0", 40)))
+        process = self.assert_ran(self.swarm.exec(STATIC, *completion("Q8_0", 40), options=()))
+        self.assertEqual(process.out(), alone.out())
+
+    @unittest.skipUnless(GPU_BIN, "LINKCPP_TEST_GPU_BIN names no folder of llama.cpp's programs with a GPU's module")
+    def test_layers_on_a_gpu(self):
+        """Not the same bits as on the CPU: the experts must be asked for all the same, and the text begin alike."""
+        self.swarm.serve(models.path_of("Q8_0"), workers=2)
+        arguments = completion("Q8_0", 12, ("--temp", 0))
+        alone = self.assert_ran(self.swarm.alone("llama-completion", *arguments))
+        process = self.assert_ran(self.swarm.exec(Path(GPU_BIN) / "llama-completion", *arguments, "-ngl", 99, timeout=1500))
+        self.assertEqual(process.out(), alone.out())
+        n_pairs = sum(w["pairs"] for w in self.swarm.status()["workers"])
+        self.assertGreaterEqual(n_pairs, 6 * 4 * 11)
 
 
 class ForAnotherGgml(SwarmTest):
