@@ -25,6 +25,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from gguf import Gguf
 from swarm import Swarm, bin_dir, llama_dir
 
 N_BATCH, N_SINGLES = 17, 8
@@ -40,14 +41,20 @@ TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_K_M", "Q5_1", "Q5_0", "Q4_K_M
 # ---- models ----------------------------------------------------------------------------------------------------------
 
 
-def generate(folder, seed):
-    """The generator's Mixture-of-Experts models, by architecture."""
+def run_generator(folder, seed, architecture=None):
+    """Writes the models of all architectures, or of one, to `folder`: ARCHITECTURE-moe.gguf or -dense.gguf."""
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "LD_PRELOAD": str(bin_dir() / "libload_backends.so")}
-    done = subprocess.run([llama_dir() / "test-llama-archs", "-o", folder, "-s", str(seed)], env=environment,
+    done = subprocess.run([llama_dir() / "test-llama-archs", "-o", folder, "-s", str(seed),
+                           *(["-a", architecture] if architecture else [])], env=environment,
                           capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
         raise RuntimeError(f"test-llama-archs failed:\n{done.stderr[-3000:]}")
+
+
+def generate(folder, seed, architecture=None):
+    """The Mixture-of-Experts models among them, by architecture."""
+    run_generator(folder, seed, architecture)
     models = {}
     for path in sorted(folder.glob("*.gguf")):
         inspected = inspect(path)
@@ -68,50 +75,10 @@ def inspect(path):
     raise RuntimeError(done.stderr)
 
 
-def weight_shapes(path):
-    """{name: (columns, matrices)} of a GGUF's tensors, from its table."""
-    data = path.read_bytes()
-    at = 8
-
-    def take(form):
-        nonlocal at
-        values = struct.unpack_from("<" + form, data, at)
-        at += struct.calcsize("<" + form)
-        return values[0]
-
-    def text():
-        nonlocal at
-        n = take("Q")
-        at += n
-        return data[at - n:at].decode()
-
-    def skip(kind):
-        nonlocal at
-        if kind == 8:
-            text()
-        elif kind == 9:
-            inner, n = take("I"), take("Q")
-            for _ in range(n):
-                skip(inner)
-        else:
-            at += {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}[kind]
-
-    n_tensors, n_keys = take("Q"), take("Q")
-    for _ in range(n_keys):
-        text()
-        skip(take("I"))
-    shapes = {}
-    for _ in range(n_tensors):
-        name = text()
-        ne = [take("Q") for _ in range(take("I"))]
-        take("I"), take("Q")
-        shapes[name] = (ne[0], ne[2] if len(ne) > 2 else 1)
-    return shapes
-
-
 def write_importance(model, path):
     """An importance matrix in which everything is as important as everything else: some types ask for one."""
-    shapes = {name: shape for name, shape in weight_shapes(model).items() if name.endswith(".weight")}
+    shapes = {name: (ne[0], ne[2] if len(ne) > 2 else 1) for name, (ne, _, _) in Gguf(model).tensors.items()
+              if name.endswith(".weight")}
     with open(path, "wb") as out:
         out.write(struct.pack("<i", len(shapes)))
         for name, (columns, matrices) in shapes.items():
@@ -182,8 +149,8 @@ def counters(process):
     return {"blocks": int(found[-1][0]), "requests": int(found[-1][1]), "products": int(found[-1][2])}
 
 
-def evaluate(model):
-    """The facts of one model: what exact and partial mode gave."""
+def evaluate(model, served=None):
+    """The facts of one model: what exact and partial mode gave. `served`: the file that the hub has, if another."""
     with Swarm() as swarm:
         tokens = "tokens:7"
 
@@ -191,7 +158,7 @@ def evaluate(model):
             return [model, tokens, swarm.home / f"{name}.logits", swarm.home / f"{name}.routes"]
 
         alone = swarm.start("alone", [bin_dir() / "dump_logits", *files("alone")])
-        swarm.serve(model, workers=2)
+        swarm.serve(served or model, workers=2)
         if alone.wait() != 0:
             raise RuntimeError(f"{model.name} in one process:\n{alone.err()[-2000:]}")
         expected = Run(swarm.home, "alone")
