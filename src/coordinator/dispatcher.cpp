@@ -32,9 +32,9 @@ void Dispatcher::add_link(std::string worker, std::unique_ptr<net::Link> link) {
     inbox_full_ = true;
 }
 
-void Dispatcher::note_unknown(std::uint32_t layer, std::string nodes) {
+void Dispatcher::note_unknown(std::uint32_t layer, const std::string& nodes) {
     const std::lock_guard lock(unknown_mutex_);
-    if (!unknown_.try_emplace(layer, std::move(nodes)).second || unknown_.size() > 1) { return; }
+    if (!unknown_.try_emplace(layer, nodes).second || unknown_.size() > 1) { return; }
     log_warn(
         "layer {}: its expert block is computed one product at a time, which is right and slow; `linkcpp status` names "
         "such layers (nodes: {})",

@@ -91,7 +91,7 @@ class Dispatcher {
     const DispatchStats& stats() const { return stats_; }
     const DispatchOptions& options() const { return options_; }
     // Layers that are computed one product at a time, and what their nodes look like. The first note of a layer counts.
-    void note_unknown(std::uint32_t layer, std::string nodes);
+    void note_unknown(std::uint32_t layer, const std::string& nodes);
     std::map<std::uint32_t, std::string> unknown() const;
     // Whether every slice has a holder with a link, or the coordinator computes what has none. `missing`: how many
     // lack.

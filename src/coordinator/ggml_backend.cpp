@@ -369,8 +369,8 @@ Status compute_node(ggml_tensor* node) {
 
 Status compute_graph(ggml_cgraph* graph) {
     if (!g_plugin->finder) { return fail(ErrorKind::invalid, "no model has been loaded"); }
-    Plan plan = g_plugin->finder->plan(graph, is_ours);
-    for (auto& [layer, nodes] : plan.unknown) { g_plugin->dispatcher.note_unknown(layer, std::move(nodes)); }
+    const Plan plan = g_plugin->finder->plan(graph, is_ours);
+    for (const auto& [layer, nodes] : plan.unknown) { g_plugin->dispatcher.note_unknown(layer, nodes); }
     std::vector<const ggml_tensor*> computed;
     for (const Step& step : plan.steps) {
         if (step.block) {

@@ -104,7 +104,7 @@ TEST_P(FfnTest, agrees_with_double_precision) {
         const auto reference = ReferenceExpert::make(layer_, slice(e));
         ASSERT_TRUE(reference) << reference.error().message;
         for (std::uint16_t r = 0; r < kRows; ++r) {
-            const std::span<const float> row = std::span(rows_).subspan(r * kEmbd, kEmbd);
+            const std::span<const float> row = std::span(rows_).subspan(std::size_t{r} * kEmbd, kEmbd);
             std::vector<double> expected(kEmbd);
             reference->compute(std::vector<double>(row.begin(), row.end()), expected);
             std::vector<float> got(kEmbd);
@@ -127,7 +127,7 @@ TEST_P(FfnTest, products_one_at_a_time_have_the_widths_of_their_weights) {
             EXPECT_EQ(widths.n_out, 0);
             continue;
         }
-        const std::span<const float> rows = std::span(rows_).first(2 * widths.n_in);
+        const std::span<const float> rows = std::span(rows_).first(std::size_t{2} * widths.n_in);
         std::vector<float> got(pairs.size() * widths.n_out);
         const Status status = engine_->compute_rows({0, 0, widths.n_in, rows, pairs, tensor.role}, got);
         ASSERT_TRUE(status) << status.error().message;
@@ -137,7 +137,7 @@ TEST_P(FfnTest, products_one_at_a_time_have_the_widths_of_their_weights) {
             offset += before.slab_bytes / 4;
         }
         for (std::size_t i = 0; i < pairs.size(); ++i) {
-            const float* row = rows.data() + pairs[i].row * widths.n_in;
+            const float* row = rows.data() + std::size_t{pairs[i].row} * widths.n_in;
             const float* matrix = slices_[pairs[i].expert].data() + offset;
             for (std::size_t j = 0; j < widths.n_out; ++j) {
                 double sum = 0;
@@ -147,7 +147,7 @@ TEST_P(FfnTest, products_one_at_a_time_have_the_widths_of_their_weights) {
                 ASSERT_NEAR(got[i * widths.n_out + j], sum, 1e-3);
             }
         }
-        std::vector<float> sums(2 * widths.n_in);
+        std::vector<float> sums(std::size_t{2} * widths.n_in);
         EXPECT_EQ(engine_->compute_sums({0, 0, widths.n_in, rows, pairs, tensor.role}, sums).error().kind,
                   ErrorKind::invalid);
     }
