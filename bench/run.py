@@ -47,6 +47,14 @@ def run(command, **variables):
     return done.stdout
 
 
+def bench_model(bin_path, folder):
+    """A random model of 0.55 GB, made once."""
+    model = folder / "bench.gguf"
+    if not model.exists():
+        run([bin_path / "linkcpp", "synth", model, "--preset", "bench"])
+    return model
+
+
 def row(what, ratio, limit, at_most=False, **figures):
     held = ratio <= limit if at_most else ratio >= limit
     print(f"{what:<58} {ratio:6.2f} ×   {'at most' if at_most else 'at least'} {limit:.2f}   {'held' if held else 'MISSED'}")
@@ -121,8 +129,7 @@ RPC_THREADS = ((1, 1), (2, 1), (1, 2), (2, 2))  # of the server and of the clien
 def decode(bin_path, folder):
     """Two local workers of one thread against one process of two threads and against RPC, on the same two cores."""
     llama = Path(os.environ["LINKCPP_LLAMA_BIN"])
-    model = folder / "bench.gguf"
-    run([bin_path / "linkcpp", "synth", model, "--preset", "bench"])
+    model = bench_model(bin_path, folder)
 
     def alone():
         return bench_rows(run([llama / "llama-bench", *llama_bench(model, 2)]))
@@ -208,9 +215,7 @@ def wire(bin_path, folder):
     """What decoding one token costs a worker's link, by the workers' own counters: two runs, their difference."""
     from swarm import Swarm
 
-    model = folder / "bench.gguf"
-    if not model.exists():
-        run([bin_path / "linkcpp", "synth", model, "--preset", "bench"])
+    model = bench_model(bin_path, folder)
     n_embd = 1024
     results = []
     print("\nbytes on the wire, one token, one layer, one worker")
@@ -307,27 +312,9 @@ def loading(bin_path, folder):
 # ---- losing a worker ---------------------------------------------------------------------------------------------------
 
 
-class Clock:
-    """When each token of a streamed completion arrived."""
-
-    def __init__(self):
-        self.times = []
-
-    def __call__(self):
-        self.times.append(time.monotonic())
-
-    def longest_gap_after(self, moment):
-        gaps = [(b - a, b) for a, b in zip(self.times, self.times[1:]) if b > moment]
-        return max(gaps)[0]
-
-    def usual_gap(self):
-        return statistics.median(b - a for a, b in zip(self.times, self.times[1:]))
-
-
 def losing(_bin_path, _folder):
     """kill -9 and SIGSTOP of a worker while it decodes, each slice held twice: how much longer the token in flight takes."""
     import signal
-    import threading
 
     from server import Server, free_port
     from swarm import Swarm
@@ -346,18 +333,19 @@ def losing(_bin_path, _folder):
                 server = Server(port, swarm.start_exec("llama-server", "-m", model, "--port", port, "-np", 1, "--no-warmup", "-t", 2,
                                                        options=["--no-local-experts"])).wait_healthy()
                 server.complete(prompt, 20)
-                clock = Clock()
-                thread = threading.Thread(target=lambda: server.complete(prompt, 150, on_token=clock))
-                thread.start()
-                while len(clock.times) < 50:
-                    time.sleep(0.001)
+                completion = server.start_completion(prompt, 150)
+                completion.wait_arrived(50)
                 moment = time.monotonic()
                 os.kill(workers[0].pid, number)
-                thread.join()
-                if len(clock.times) < 150:
+                completion.finish()
+                times = completion.arrivals
+                if len(times) < 150:
                     raise RuntimeError("tokens are missing")
-                delays[how].append(clock.longest_gap_after(moment) - clock.usual_gap())
-                os.kill(workers[0].pid, signal.SIGCONT) if how == "stop" else None
+                gaps = [(b, b - a) for a, b in zip(times, times[1:])]
+                longest = max(gap for end, gap in gaps if end > moment)
+                delays[how].append(longest - statistics.median(gap for _, gap in gaps))
+                if how == "stop":
+                    os.kill(workers[0].pid, signal.SIGCONT)
             finally:
                 swarm.close()
     print("\nlosing a worker in the midst of decoding, each slice held by two")

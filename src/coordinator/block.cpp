@@ -1,9 +1,7 @@
 #include "coordinator/block.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <string_view>
 
 namespace linkcpp::coordinator {
 namespace {

@@ -99,8 +99,7 @@ Status CpuNodes::start() {
     backend_.reset(ggml_backend_dev_init(cpu.handle, nullptr));
     if (!backend_) { return fail(ErrorKind::unsupported, "the CPU backend does not start"); }
     // These nodes are small: a second thread would cost more than it does.
-    if (const auto set = reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
-            ggml_backend_dev_backend_reg(cpu.handle), "ggml_backend_set_n_threads"))) {
+    if (const auto set = expert::device_function<ggml_backend_set_n_threads_t>(cpu, "ggml_backend_set_n_threads")) {
         set(backend_.get(), 1);
     }
     context_.reset(

@@ -16,12 +16,16 @@ std::unexpected<Error> another_model(std::string_view tensor) {
         tensor);
 }
 
+// Of the same type and shape.
+bool is_like(const ggml_tensor* tensor, const model::ExpertTensor& expected) {
+    return tensor->type == expected.type && std::ranges::equal(expected.ne, std::span(tensor->ne, 3));
+}
+
 }  // namespace
 
 bool WeightCheck::describes(const ggml_tensor* tensor) const {
     const Place place = find(ggml_get_name(tensor));
-    return is_unused(place, ggml_get_name(tensor)) || (place.tensor != nullptr && place.tensor->type == tensor->type &&
-                                                       std::ranges::equal(place.tensor->ne, std::span(tensor->ne, 3)));
+    return is_unused(place, ggml_get_name(tensor)) || (place.tensor != nullptr && is_like(tensor, *place.tensor));
 }
 
 Status WeightCheck::announce(const ggml_tensor* tensor) {
@@ -41,7 +45,7 @@ Status WeightCheck::announce(const ggml_tensor* tensor) {
                     "model that `linkcpp status` names",
                     name, manifest_->model.name);
     }
-    if (expected->type != tensor->type || !std::ranges::equal(expected->ne, std::span(tensor->ne, 3))) {
+    if (!is_like(tensor, *expected)) {
         return fail(ErrorKind::invalid,
                     "{}: the hub serves {} of {{{}, {}, {}}}, this program loads {} of {{{}, {}, {}}}: it is "
                     "another model or another quantisation; give it the one that `linkcpp status` names (a draft "

@@ -28,6 +28,13 @@ struct Device {
     bool is_cpu() const { return type == GGML_BACKEND_DEVICE_TYPE_CPU; }
 };
 
+// What a backend offers beside its interface, by name; null where it does not.
+template <class Function>
+Function device_function(const Device& device, const char* name) {
+    return reinterpret_cast<Function>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device.handle), name));
+}
+
 // Loads the backend modules of `dir` (the build's own llama.cpp folder if empty) into ggml's registry, once a process.
 void load_backends(const std::filesystem::path& dir = {});
 

@@ -26,12 +26,6 @@ constexpr std::uint32_t kCachedPairs = 32;
 constexpr std::size_t kStretchBytes = 1u << 20;
 constexpr std::size_t kMaxTensors = kMaxFfnNodes;
 
-template <class Function>
-Function cpu_function(const Device& device, const char* name) {
-    return reinterpret_cast<Function>(
-        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device.handle), name));
-}
-
 ggml_context_ptr make_context(std::size_t n_tensors, bool graph) {
     const std::size_t bytes =
         n_tensors * ggml_tensor_overhead() + (graph ? ggml_graph_overhead_custom(kMaxFfnNodes, false) : 0);
@@ -108,7 +102,7 @@ Engine::~Engine() {
     large_.reset();
     if (backend_ != nullptr) { ggml_backend_free(backend_); }
     if (threadpool_ != nullptr) {
-        const auto free_pool = cpu_function<void (*)(ggml_threadpool*)>(device_, "ggml_threadpool_free");
+        const auto free_pool = device_function<void (*)(ggml_threadpool*)>(device_, "ggml_threadpool_free");
         free_pool(static_cast<ggml_threadpool*>(threadpool_));
     }
 }
@@ -124,13 +118,14 @@ Status Engine::start() {
     if (backend_ == nullptr) { return fail(ErrorKind::failed, "device {}: its backend does not start", device_.name); }
     host_memory_ = ggml_backend_buft_is_host(ggml_backend_get_default_buffer_type(backend_));
     if (!device_.is_cpu()) { return {}; }
-    if (const auto set = cpu_function<ggml_backend_set_n_threads_t>(device_, "ggml_backend_set_n_threads")) {
+    if (const auto set = device_function<ggml_backend_set_n_threads_t>(device_, "ggml_backend_set_n_threads")) {
         set(backend_, static_cast<int>(n_threads_));
     }
     // A pool of its own: without one ggml makes a new one for every graph.
-    const auto new_pool = cpu_function<ggml_threadpool* (*)(ggml_threadpool_params*)>(device_, "ggml_threadpool_new");
+    const auto new_pool =
+        device_function<ggml_threadpool* (*)(ggml_threadpool_params*)>(device_, "ggml_threadpool_new");
     const auto set_pool =
-        cpu_function<void (*)(ggml_backend_t, ggml_threadpool*)>(device_, "ggml_backend_cpu_set_threadpool");
+        device_function<void (*)(ggml_backend_t, ggml_threadpool*)>(device_, "ggml_backend_cpu_set_threadpool");
     if (new_pool != nullptr && set_pool != nullptr) {
         ggml_threadpool_params params = ggml_threadpool_params_default(static_cast<int>(n_threads_));
         params.poll = 0;
@@ -143,9 +138,8 @@ Status Engine::start() {
 Status Engine::make_tensors(Layer& held, std::uint32_t n_local, std::span<const ByteView> mapped) {
     held.context = make_context(kMaxTensors, false);
     for (const model::ExpertTensor& tensor : held.layer.tensors) {
-        std::array<std::int64_t, 3> ne = tensor.ne;
-        ne[model::expert_dimension(tensor.role)] = n_local;
-        held.tensors[tensor.role] = ggml_new_tensor_3d(held.context.get(), tensor.type, ne[0], ne[1], ne[2]);
+        const auto [a, b, c] = tensor.shape_with(n_local);
+        held.tensors[tensor.role] = ggml_new_tensor_3d(held.context.get(), tensor.type, a, b, c);
         held.bytes += tensor.slab_bytes * n_local;
     }
     if (mapped.empty()) {

@@ -1,7 +1,6 @@
 #include "expert/reference.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <numbers>
 
@@ -56,9 +55,8 @@ double activate(const model::ActivationOf& activation, double gate, double up) {
 }  // namespace
 
 Result<std::vector<float>> dequantise(const model::ExpertTensor& tensor, ByteView slab) {
-    std::array<std::int64_t, 3> ne = tensor.ne;
-    ne[model::expert_dimension(tensor.role)] = 1;
-    const auto n = static_cast<std::size_t>(ne[0] * ne[1] * ne[2]);
+    const auto [a, b, c] = tensor.shape_with(1);
+    const auto n = static_cast<std::size_t>(a * b * c);
     std::vector<float> values(n);
     if (tensor.type == GGML_TYPE_F32) {
         std::memcpy(values.data(), slab.data(), n * sizeof(float));

@@ -79,6 +79,13 @@ struct ExpertTensor {
     std::array<std::int64_t, 3> ne{};  // the role's shape, 1 where it has fewer dimensions
     std::uint64_t slab_bytes = 0;      // bytes of one expert: one step along the last dimension
 
+    // The same with so many experts.
+    std::array<std::int64_t, 3> shape_with(std::int64_t n_expert) const {
+        std::array<std::int64_t, 3> shape = ne;
+        shape[expert_dimension(role)] = n_expert;
+        return shape;
+    }
+
     bool operator==(const ExpertTensor&) const = default;
 };
 

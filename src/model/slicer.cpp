@@ -101,12 +101,6 @@ Status copy_slabs(const GgufFile& file, const ExpertTensor& tensor, std::span<co
     return {};
 }
 
-std::array<std::int64_t, 4> shape_with(const ExpertTensor& tensor, std::size_t n_expert) {
-    std::array<std::int64_t, 4> ne{tensor.ne[0], tensor.ne[1], tensor.ne[2], 1};
-    ne[expert_dimension(tensor.role)] = static_cast<std::int64_t>(n_expert);
-    return ne;
-}
-
 // What a backbone leaves out. Biases and scales are small, and computing one product at a time needs them there.
 bool is_left_out(const TensorInfo& tensor) {
     const auto name = parse_expert_tensor_name(tensor.name);
@@ -207,7 +201,8 @@ Status write_slices(const GgufFile& file, std::uint32_t layer_number, std::span<
 
     GgufWriter writer = begin_slices(file, model, *layer, experts);
     for (const ExpertTensor& tensor : layer->tensors) {
-        LINKCPP_CHECK(writer.add_tensor(tensor.name, tensor.type, shape_with(tensor, experts.size())));
+        const auto [a, b, c] = tensor.shape_with(static_cast<std::int64_t>(experts.size()));
+        LINKCPP_CHECK(writer.add_tensor(tensor.name, tensor.type, {a, b, c, 1}));
     }
     LINKCPP_TRY(AtomicFile to, AtomicFile::create(out));
     LINKCPP_CHECK(write_header(writer, to));

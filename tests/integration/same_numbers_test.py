@@ -4,6 +4,7 @@ import array
 import re
 
 import models
+from architectures import nmse
 from case import DATA, SwarmTest, completion
 from swarm import SAME_ARITHMETIC, bin_dir
 
@@ -61,8 +62,7 @@ class Logits(SwarmTest):
         self.check_exact("Q4_K_M")
 
     def nmse(self, a, b):
-        x, y = array.array("f", a), array.array("f", b)
-        return sum((p - q) ** 2 for p, q in zip(x, y)) / sum(p * p for p in x)
+        return nmse(array.array("f", a), array.array("f", b))
 
     def test_are_close_in_partial_mode(self):
         # Partial sums add the same products in another order: relative errors of 2^-24 a term, squared, in each layer.

@@ -116,7 +116,7 @@ class Completion(threading.Thread):
     def __init__(self, server, prompt, n_tokens):
         super().__init__(daemon=True)
         self.server, self.prompt, self.n_tokens = server, prompt, n_tokens
-        self.n_arrived = 0
+        self.arrivals = []  # when each token came
         self.text = self.error = self.ended = None
 
     def run(self):
@@ -127,7 +127,11 @@ class Completion(threading.Thread):
         self.ended = time.monotonic()
 
     def _count(self):
-        self.n_arrived += 1
+        self.arrivals.append(time.monotonic())
+
+    @property
+    def n_arrived(self):
+        return len(self.arrivals)
 
     def wait_arrived(self, n_tokens):
         """Until so many tokens are there, and more to come."""
