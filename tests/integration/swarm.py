@@ -25,7 +25,14 @@ SAME_ARITHMETIC = ["--no-repack", "-t", "2"]
 
 # llama.cpp's programs exit without waiting for the thread that prints (common_log_main() in its common/log.cpp says
 # so): on a busy machine the end of what they say is lost. By program, what tells that nothing is.
-SAID_ALL = {"llama-completion": "graphs reused", "llama-perplexity": "Final estimate"}
+SAID_ALL = {
+    "llama-completion": "graphs reused",
+    "llama-perplexity": "Final estimate",
+    "llama-imatrix": "Final estimate",
+    "llama-cli": r"\[ Prompt:",
+    "llama-embedding": r"\]\]",  # of its array of arrays
+    "llama-batched-bench": r"\|\n\n",  # behind its table
+}
 N_TRIES = 6
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -60,7 +67,8 @@ def wait_for(condition, timeout, what):
 
 def said_all(program, process):
     """False when a program of llama.cpp that did its work lost the end of what it said."""
-    return process.poll() != 0 or SAID_ALL.get(program, "") in process.err()
+    said = process.out().decode(errors="replace") + process.err()
+    return process.poll() != 0 or re.search(SAID_ALL.get(program, ""), said) is not None
 
 
 def until_said_all(program, timeout, start):
