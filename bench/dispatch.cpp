@@ -148,9 +148,9 @@ Ends make_end(Kind kind, UniqueFd fd, const net::Identity& own, const net::Ident
     for (std::size_t i = 0; i < experts.size(); ++i) { experts[i] = static_cast<std::uint16_t>(i); }
     Bytes slice;
     const Status held =
-        engine->hold(model_id.prefix(), layer, experts, [&](std::uint32_t, std::uint32_t e) -> Result<ByteView> {
+        engine->hold(model_id.prefix(), layer, experts, [&](std::uint32_t, std::uint32_t e) -> Result<expert::Slice> {
             slice = must(model::read_slice(file, layer, e));
-            return slice;
+            return expert::Slice{slice, {}};
         });
     if (!held) { std::exit(1); }
     Ends end = make_end(kind, std::move(fd), own, other, true);

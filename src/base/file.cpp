@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/platform.h"
+
 namespace linkcpp {
 
 void UniqueFd::reset() {
@@ -151,6 +153,34 @@ Result<MappedFile> MappedFile::open(const std::filesystem::path& path) {
 
 MappedFile::~MappedFile() {
     if (!data_.empty()) { ::munmap(const_cast<std::byte*>(data_.data()), data_.size()); }
+}
+
+Result<MappedArray> MappedArray::reserve(std::size_t n, std::size_t bytes) {
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    MappedArray array;
+    array.bytes_ = bytes;
+    array.stride_ = (bytes + page - 1) / page * page;
+    const std::size_t size = n * array.stride_;
+    void* data = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) { return fail(ErrorKind::overloaded, "no {} bytes of addresses", size); }
+    array.data_ = ByteView(static_cast<const std::byte*>(data), size);
+    return array;
+}
+
+MappedArray::~MappedArray() {
+    if (!data_.empty()) { ::munmap(const_cast<std::byte*>(data_.data()), data_.size()); }
+}
+
+Status MappedArray::place(std::size_t i, MappedFile file) {
+    if (file.data_.size() != bytes_) {
+        return fail(ErrorKind::invalid, "a file of {} bytes among files of {}", file.data_.size(), bytes_);
+    }
+    auto* place = const_cast<std::byte*>(data_.data()) + i * stride_;
+    if (!move_mapping(const_cast<std::byte*>(file.data_.data()), bytes_, place)) {
+        return fail_errno(errno, "mapping a file");
+    }
+    file.data_ = {};
+    return {};
 }
 
 }  // namespace linkcpp

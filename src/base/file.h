@@ -94,8 +94,39 @@ class MappedFile {
     ByteView bytes() const { return data_; }
 
   private:
+    friend class MappedArray;
     explicit MappedFile(ByteView data) : data_(data) {}
     ByteView data_;
+};
+
+// Files of one size mapped one after another, each at the beginning of a page: an array whose elements are files.
+class MappedArray {
+  public:
+    // Addresses for `n` files of `bytes` each; reading an element that has no file yet ends the process. Errors:
+    // overloaded.
+    static Result<MappedArray> reserve(std::size_t n, std::size_t bytes);
+    MappedArray() = default;
+    ~MappedArray();
+    MappedArray(MappedArray&& other) noexcept { *this = std::move(other); }
+    MappedArray& operator=(MappedArray&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+        std::swap(stride_, other.stride_);
+        return *this;
+    }
+
+    // Makes `file` element `i`; its pages are not read again. Errors: invalid (another size), failed (a process may
+    // have so many mappings and no more).
+    Status place(std::size_t i, MappedFile file);
+
+    ByteView bytes() const { return data_; }
+    // From one element to the next.
+    std::size_t stride() const { return stride_; }
+
+  private:
+    ByteView data_;
+    std::size_t bytes_ = 0;
+    std::size_t stride_ = 0;
 };
 
 }  // namespace linkcpp

@@ -15,6 +15,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/raw_buffer.h"
 #include "expert/device.h"
 #include "model/moe.h"
@@ -37,8 +38,13 @@ struct Batch {
     std::optional<model::Role> product;  // nothing: the whole FFN, and n_in and n_out are n_embd
 };
 
-// Gives the slice (layer, expert): MoeLayer::slice_bytes() bytes, valid until the next call.
-using SliceSource = std::function<Result<ByteView>(std::uint32_t layer, std::uint32_t expert)>;
+// MoeLayer::slice_bytes() bytes, valid until the next one is asked for.
+struct Slice {
+    ByteView bytes;
+    MappedFile file;  // which holds these bytes and no others, or none
+};
+// Gives the slice (layer, expert): all of a layer from files, or none.
+using SliceSource = std::function<Result<Slice>(std::uint32_t layer, std::uint32_t expert)>;
 
 // The rows {n_out, n} of the pairs first, first + 1, …, first + n - 1.
 struct RowPart {
@@ -49,8 +55,8 @@ struct RowPart {
 // Takes them; they are valid until it returns.
 using RowSink = std::function<Status(const RowPart& part)>;
 
-// compute_*() belong to one thread at a time; hold() and hold_mapped() may run on another meanwhile, and a request sees
-// a layer as it was before or after, never between.
+// compute_*() belong to one thread at a time; hold() may run on another meanwhile, and a request sees a layer as it was
+// before or after, never between.
 class Engine {
   public:
     // `n_threads`: of a CPU device, 0 for all processors. Errors: failed (the device does not start).
@@ -59,17 +65,13 @@ class Engine {
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    // Makes `experts` (ascending, at least one) of `model` what is held of that layer, in the place of what was. On an
-    // error what was held stays. Errors: those of `source`, unsupported (the device cannot compute this
-    // type), overloaded (not enough memory on the device), not_found (no such expert).
+    // Makes `experts` (ascending, at least one) of `model` what is held of that layer, in the place of what was. A CPU
+    // keeps slices that come as files where they are; all else is copied. On an error what was held stays. Errors:
+    // those of `source`, unsupported (the device cannot compute this type), overloaded (not enough memory on the
+    // device), not_found (no such expert), corrupt (a slice of another size).
     Status hold(std::uint64_t model, const model::MoeLayer& layer, std::span<const std::uint16_t> experts,
                 const SliceSource& source);
     void drop(std::uint32_t layer);
-
-    // The same for a layer whose tensors lie in this process's memory already, whole and in ggml's layout: nothing is
-    // copied. `data[i]`: the bytes of layer.tensors[i], which outlive the engine or the next hold() of that layer.
-    // CPU devices only. Errors: unsupported.
-    Status hold_mapped(std::uint64_t model, const model::MoeLayer& layer, std::span<const ByteView> data);
 
     bool holds(std::uint32_t layer, std::uint32_t expert) const;
     std::uint64_t shard_bytes() const;
@@ -96,7 +98,8 @@ class Engine {
 
     Engine(Device device, unsigned n_threads);
     Status start();
-    Status make_tensors(Layer& held, std::uint32_t n_local, std::span<const ByteView> mapped);
+    Status make_tensors(Layer& held, std::uint32_t n_local, bool from_files);
+    Status place_weights(Layer& held, std::uint32_t n_local);
     Status check_operations(const Layer& held) const;
     static Status check(const Layer& held, const Batch& batch);
     struct Shape;
@@ -112,6 +115,7 @@ class Engine {
     void* threadpool_ = nullptr;
     bool host_memory_ = false;  // tensors lie in memory that this process can read and write directly
     std::shared_ptr<Layer> find(std::uint32_t layer) const;
+    std::size_t n_files() const;
     void put(std::uint32_t layer, std::shared_ptr<Layer> held);
 
     mutable std::mutex mutex_;  // guards layers_, not what the layers hold

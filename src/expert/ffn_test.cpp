@@ -53,8 +53,8 @@ class FfnTest : public testing::TestWithParam<Variant> {
         load_backends();
         engine_ = Engine::open(choose_device(devices(), "CPU").value(), 1).value();
         const std::vector<std::uint16_t> all{0, 1, 2, 3};
-        const Status held =
-            engine_->hold(0, layer_, all, [&](std::uint32_t, std::uint32_t e) -> Result<ByteView> { return slice(e); });
+        const Status held = engine_->hold(
+            0, layer_, all, [&](std::uint32_t, std::uint32_t e) -> Result<Slice> { return Slice{slice(e), {}}; });
         ASSERT_TRUE(held) << held.error().message;
     }
 
@@ -163,7 +163,7 @@ TEST_P(FfnTest, an_unknown_activation_is_held_for_its_products_alone) {
     model::MoeLayer unknown = layer_;
     unknown.activation = {Activation::unknown, {}};
     ASSERT_TRUE(engine_->hold(0, unknown, std::vector<std::uint16_t>{0},
-                              [&](std::uint32_t, std::uint32_t e) -> Result<ByteView> { return slice(e); }));
+                              [&](std::uint32_t, std::uint32_t e) -> Result<Slice> { return Slice{slice(e), {}}; }));
     const std::vector<Pair> one{{0, 0, 0}};
     const std::span<const float> row = std::span(rows_).first(kEmbd);
     std::vector<float> out(kEmbd);

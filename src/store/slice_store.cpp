@@ -40,7 +40,7 @@ Status SliceStore::put(const Digest& hash, ByteView bytes) const {
     std::error_code error;
     fs::create_directories(file.parent_path(), error);
     if (error) { return fail_errno(error.value(), file.string()); }
-    return write_file_atomically(file, as_text(bytes), 0644, AtomicFile::Flush::no);
+    return write_file_atomically(file, as_text(bytes), 0444, AtomicFile::Flush::no);  // workers map it
 }
 
 }  // namespace linkcpp::store

@@ -40,7 +40,9 @@ TEST_F(Store, bytes_with_another_hash_are_refused_and_leave_nothing) {
 TEST_F(Store, a_damaged_file_is_noticed_and_removed) {
     ASSERT_TRUE(store_.put(hash_, as_bytes("a slice")));
     for (const auto& entry : fs::recursive_directory_iterator(dir_)) {
-        if (entry.is_regular_file()) { std::ofstream(entry.path()) << "a Slice"; }
+        if (!entry.is_regular_file()) { continue; }
+        std::filesystem::permissions(entry.path(), std::filesystem::perms::owner_all);
+        std::ofstream(entry.path()) << "a Slice";
     }
     EXPECT_EQ(store_.get(hash_).error().kind, ErrorKind::corrupt);
     EXPECT_FALSE(store_.has(hash_));

@@ -88,12 +88,12 @@ Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
 
 Status Loader::load_layer(const std::stop_token& stop, const Assignment& assignment, const model::MoeLayer& layer,
                           std::span<const std::uint16_t> experts) {
-    MappedFile current;
-    const auto source = [&](std::uint32_t number, std::uint32_t expert) -> Result<ByteView> {
-        LINKCPP_TRY(current, slice(stop, assignment, number, expert));
+    const auto source = [&](std::uint32_t number, std::uint32_t expert) -> Result<expert::Slice> {
+        LINKCPP_TRY(MappedFile file, slice(stop, assignment, number, expert));
+        const ByteView bytes = file.bytes();
         const std::lock_guard lock(mutex_);
-        state_.done_bytes += current.bytes().size();
-        return current.bytes();
+        state_.done_bytes += bytes.size();
+        return expert::Slice{bytes, std::move(file)};
     };
     return engine_.hold(assignment.model_id.prefix(), layer, experts, source);
 }

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import models
 from case import PROMPT, SwarmTest
@@ -14,9 +15,9 @@ N_LONG = 400  # tokens that take long enough to do something in their midst
 
 
 class LosingWorkers(SwarmTest):
-    def hub_and_workers(self, *names, replicas=1):
+    def hub_and_workers(self, *names, replicas=1, of_first=()):
         self.swarm.serve(models.path_of("Q8_0"), "--replicas", replicas)
-        self.workers = [self.swarm.join(name) for name in names]
+        self.workers = [self.swarm.join(name, *(of_first if name == names[0] else ())) for name in names]
         self.swarm.wait_covered()
 
     def test_a_request_that_nobody_can_compute_fails_soon_and_clearly_and_the_next_works(self):
@@ -54,8 +55,8 @@ class LosingWorkers(SwarmTest):
                 return None
         self.assertEqual(wait_for(answer, 5, "an answer from the new workers"), before)
 
-    def check_text_while(self, disturb):
-        self.hub_and_workers("one", "two", replicas=2)
+    def check_text_while(self, disturb, *of_first):
+        self.hub_and_workers("one", "two", replicas=2, of_first=of_first)
         server = self.server_on_swarm("Q8_0")
         request = server.start_completion(PROMPT, N_LONG)
         request.wait_arrived(20)
@@ -73,6 +74,19 @@ class LosingWorkers(SwarmTest):
             os.kill(worker.pid, signal.SIGSTOP)
             self.addCleanup(os.kill, worker.pid, signal.SIGCONT)  # or it could not be ended politely
         self.check_text_while(stop)
+
+    def test_a_worker_whose_files_are_cut_short_under_it_is_lost_alone_and_loads_anew(self):
+        store = self.swarm.home / "store-of-one"
+
+        def cut(worker):
+            for path in filter(Path.is_file, store.rglob("*")):
+                os.chmod(path, 0o644)
+                os.truncate(path, 0)
+        self.check_text_while(cut, "--store", store)
+        self.assertEqual(self.workers[0].wait(5), -signal.SIGBUS)
+        self.swarm.join("one-again", "--store", store)
+        self.swarm.wait_covered()
+        self.assertTrue(all(path.stat().st_size for path in store.rglob("*") if path.is_file()))
 
 
 class MissingExperts(SwarmTest):
