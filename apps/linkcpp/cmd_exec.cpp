@@ -24,11 +24,11 @@ constexpr Duration kCheckInTime = 10s;
 
 struct ExecArguments {
     std::string hub;
-    std::string mode = "exact";
-    std::string rows = "f32";
+    std::string mode;
+    std::string rows;
     std::string listen;
     bool no_local_experts = false;
-    std::string other_models = "refuse";
+    std::string other_models;
     std::vector<std::string> program;
 };
 
@@ -63,16 +63,14 @@ std::unexpected<Error> fail_without_plugin(const ProcessOptions& process, std::o
 }
 
 Status exec(const ExecArguments& options) {
-    if (options.rows == "f16" && options.mode != "partial") {
-        return fail(ErrorKind::invalid, "--rows f16 rounds what is sent: it needs --mode partial");
-    }
     LINKCPP_CHECK(hide_join_line(options.hub));
     StopOnSignal stop;
     PluginOptions plugin{.mode = options.mode,
                          .rows = options.rows,
                          .local_experts = !options.no_local_experts,
-                         .other_models_here = options.other_models == "here",
+                         .other_models = options.other_models,
                          .listen = options.listen};
+    LINKCPP_CHECK(check(plugin));
     LINKCPP_TRY(plugin.hub, find_hub(options.hub));
     plugin.shares_cores = workers_here(plugin.hub);
     ProcessOptions process{.arguments = options.program, .check_in = true};
@@ -104,12 +102,12 @@ void add_exec(CLI::App& app) {
     command
         ->add_option("--mode", options->mode,
                      "exact: every expert's row comes back and is added as llama.cpp would; "
-                     "partial: one sum a worker, fewer bytes, other rounding")
-        ->check(CLI::IsMember({"exact", "partial"}))
-        ->capture_default_str();
-    command->add_option("--rows", options->rows, "What rows travel as; f16 needs --mode partial")
-        ->check(CLI::IsMember({"f32", "f16"}))
-        ->capture_default_str();
+                     "partial: one sum a worker, fewer bytes, other rounding (default: $LINKCPP_MODE, or exact)")
+        ->check(CLI::IsMember({"exact", "partial"}));
+    command
+        ->add_option("--rows", options->rows,
+                     "What rows travel as; f16 needs --mode partial (default: $LINKCPP_ROWS, or f32)")
+        ->check(CLI::IsMember({"f32", "f16"}));
     command->add_option("--listen", options->listen,
                         "Where workers on other machines reach this program, such as 0.0.0.0:7072 "
                         "(default: this machine only)");
@@ -118,9 +116,8 @@ void add_exec(CLI::App& app) {
     command
         ->add_option("--other-models", options->other_models,
                      "What to do with the experts of another model than the hub's, loaded after it, such as a draft "
-                     "model: compute them here, or refuse to load it")
-        ->check(CLI::IsMember({"here", "refuse"}))
-        ->capture_default_str();
+                     "model: compute them here, or refuse to load it (default: $LINKCPP_OTHER_MODELS, or refuse)")
+        ->check(CLI::IsMember({"here", "refuse"}));
     command->add_option("PROGRAM", options->program, "The program and its arguments, behind --")->required();
     command->prefix_command();
     command->footer("Example: linkcpp exec -- llama-completion -m model.gguf -p 'In the beginning' -n 64");

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "base/units.h"
 #include "commands.h"
 #include "model/architecture.h"
@@ -130,7 +131,7 @@ std::string type_text(const Facts& facts) {
         std::string_view between = " ";
         for (const auto& [type, n] : counts) {
             text += between;
-            text += counts.size() == 1 ? type : fmt::format("{} ({} layers)", type, n);
+            text += counts.size() == 1 ? type : fmt::format("{} ({})", type, counted(n, "layer"));
             between = " and ";
         }
     }
@@ -142,7 +143,7 @@ std::string variant_text(const Facts& facts) {
     std::string text;
     for (const auto& [variant, n] : facts.variants) {
         text += fmt::format("{}{}{}", text.empty() ? "" : "; ", variant,
-                            facts.variants.size() == 1 ? "" : fmt::format(" ({} layers)", n));
+                            facts.variants.size() == 1 ? "" : fmt::format(" ({})", counted(n, "layer")));
     }
     return text;
 }

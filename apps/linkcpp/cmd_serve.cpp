@@ -29,8 +29,8 @@ constexpr Duration kProgressEvery = 5s;
 struct ServeArguments {
     std::string model;
     std::string listen;
-    std::string mode = "exact";
-    std::string rows = "f32";
+    std::string mode;
+    std::string rows;
     std::string worker_memory;
     std::uint16_t port = 7070;
     std::uint16_t https_port = 0;
@@ -82,22 +82,21 @@ Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
     return path;
 }
 
+// Bytes that each local worker may fill. Errors: invalid (the option).
+Result<std::uint64_t> memory_of_local_worker(const ServeArguments& options) {
+    if (options.worker_memory.empty()) {
+        return static_cast<std::uint64_t>(static_cast<double>(available_memory_bytes()) * kLocalMemoryShare) /
+               std::max(1u, options.n_local_workers);
+    }
+    auto bytes = parse_bytes(options.worker_memory);
+    if (!bytes) { return fail_with("--worker-memory", bytes.error()); }
+    return *bytes;
+}
+
 // The workers that `serve` itself has started on this machine. They hold no state: one that dies is started again.
 class LocalWorkers {
   public:
-    explicit LocalWorkers(const ServeArguments& options) : options_(options) {}
-
-    // Errors: invalid (the memory option).
-    Status prepare() {
-        memory_ = static_cast<std::uint64_t>(static_cast<double>(available_memory_bytes()) * kLocalMemoryShare) /
-                  std::max(1u, options_.n_local_workers);
-        if (!options_.worker_memory.empty()) {
-            auto bytes = parse_bytes(options_.worker_memory);
-            if (!bytes) { return fail_with("--worker-memory", bytes.error()); }
-            memory_ = *bytes;
-        }
-        return {};
-    }
+    LocalWorkers(const ServeArguments& options, std::uint64_t memory) : options_(options), memory_(memory) {}
 
     Status start(const net::JoinLine& line) {
         line_ = line;
@@ -175,7 +174,7 @@ class LocalWorkers {
 
     const ServeArguments& options_;
     net::JoinLine line_;
-    std::uint64_t memory_ = 0;
+    std::uint64_t memory_;
     std::vector<Worker> workers_;
 };
 
@@ -190,8 +189,8 @@ Result<Process> start_server(const ServeArguments& options, const hub::Hub& hub)
                          .mode = options.mode,
                          .rows = options.rows,
                          .local_experts = !options.no_local_experts,
-                         .other_models_here = true,  // -m is ours: what else it loads is a draft model
-                         .shares_cores = true};      // workers may join on this machine at any time
+                         .other_models = "here",  // -m is ours: what else it loads is a draft model
+                         .shares_cores = true};   // workers may join on this machine at any time
     if (options.lan || !options.listen.empty()) {
         const unsigned port = options.data_port != 0 ? options.data_port : hub.https_port() + 1u;
         plugin.listen = fmt::format("0.0.0.0:{}", port);
@@ -223,9 +222,6 @@ Result<hub::HubOptions> hub_options(const ServeArguments& options) {
     hub.https_port = options.https_port != 0 ? options.https_port
                      : hub.listen.port == 0  ? std::uint16_t{0}
                                              : static_cast<std::uint16_t>(hub.listen.port + 1);
-    if (options.rows == "f16" && options.mode != "partial") {
-        return fail(ErrorKind::invalid, "--rows f16 rounds what is sent: it needs --mode partial");
-    }
     hub.swarm.n_replicas = options.n_replicas;
     hub.swarm.expected_workers = options.n_local_workers;
     return hub;
@@ -233,8 +229,12 @@ Result<hub::HubOptions> hub_options(const ServeArguments& options) {
 
 Status serve(const ServeArguments& options) {
     set_log_name("hub");
-    LocalWorkers workers(options);
-    LINKCPP_CHECK(workers.prepare());
+    if (options.hub_only && !options.server_arguments.empty()) {
+        return fail(ErrorKind::invalid, "--hub-only starts no llama-server that '{}' could be given to",
+                    options.server_arguments.front());
+    }
+    LINKCPP_CHECK(check(PluginOptions{.mode = options.mode, .rows = options.rows}));
+    LINKCPP_TRY(const std::uint64_t worker_memory, memory_of_local_worker(options));
     LINKCPP_TRY(hub::HubOptions settings, hub_options(options));
     // Hashing a large model takes minutes: until it is done a signal ends the process as it ends any other.
     LINKCPP_TRY(const auto hub, hub::Hub::make(std::move(settings)));
@@ -253,6 +253,7 @@ Status serve(const ServeArguments& options) {
                open ? "To add a machine" : "This machine only (--lan lets others in). To add a worker",
                open ? "there" : "here", line.text());
     std::fflush(stdout);
+    LocalWorkers workers(options, worker_memory);  // they end before the hub does
     LINKCPP_CHECK(workers.start(line));
 
     std::optional<Process> server;
@@ -333,11 +334,9 @@ void add_serve(CLI::App& app) {
                         "With --lan: where workers send results to (default: the one after HTTPS)");
     command->add_flag("--hub-only", options->hub_only, "Start no llama-server; run programs with `linkcpp exec`");
     command->add_option("--mode", options->mode, "exact or partial, see `linkcpp exec --help`")
-        ->check(CLI::IsMember({"exact", "partial"}))
-        ->capture_default_str();
+        ->check(CLI::IsMember({"exact", "partial"}));
     command->add_option("--rows", options->rows, "f32 or f16, see `linkcpp exec --help`")
-        ->check(CLI::IsMember({"f32", "f16"}))
-        ->capture_default_str();
+        ->check(CLI::IsMember({"f32", "f16"}));
     command->add_flag("--no-local-experts", options->no_local_experts, "llama-server computes no expert itself");
     command->add_option("ARGS", options->server_arguments, "Arguments for llama-server, behind --");
     command->prefix_command(false);

@@ -4,6 +4,7 @@
 #include <openssl/evp.h>
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "base/units.h"
 #include "commands.h"
 #include "hub_file.h"
@@ -41,9 +42,9 @@ void print_status(const json& status) {
     const json& model = status["model"];
     const json& coverage = status["coverage"];
     const auto n_layers = model["moe_layers"].get<std::uint64_t>();
-    fmt::print("model     {} ({}), {} layers with experts, {} slices, {}\n", model["name"].get<std::string>(),
-               model["architecture"].get<std::string>(), n_layers, model["slices"].get<std::uint64_t>(),
-               format_bytes(model["expert_bytes"].get<std::uint64_t>()));
+    fmt::print("model     {} ({}), {} with experts, {} slices, {}\n", model["name"].get<std::string>(),
+               model["architecture"].get<std::string>(), counted(n_layers, "layer"),
+               model["slices"].get<std::uint64_t>(), format_bytes(model["expert_bytes"].get<std::uint64_t>()));
     fmt::print("coverage  {:.1f} % of the slices have a live holder, {} missing, {} wanted of each\n\n",
                100 * coverage["share"].get<double>(), coverage["missing_slices"].get<std::uint64_t>(),
                coverage["replicas"].get<std::uint64_t>());

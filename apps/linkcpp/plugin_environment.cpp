@@ -6,6 +6,15 @@
 
 namespace linkcpp::cli {
 
+Status check(const PluginOptions& options) {
+    const char* inherited = std::getenv("LINKCPP_MODE");
+    const std::string mode = options.mode.empty() && inherited != nullptr ? inherited : options.mode;
+    if (options.rows == "f16" && mode != "partial") {
+        return fail(ErrorKind::invalid, "--rows f16 rounds what is sent: it needs --mode partial");
+    }
+    return {};
+}
+
 Result<std::map<std::string, std::string>> plugin_environment(const PluginOptions& options) {
     const std::filesystem::path plugin = executable_dir() / "libggml-swarm.so";
     std::error_code error;
@@ -16,15 +25,18 @@ Result<std::map<std::string, std::string>> plugin_environment(const PluginOption
     std::map<std::string, std::string> environment{
         {"GGML_BACKEND_PATH", plugin.string()},
         {"LINKCPP_HUB", options.hub.text()},
-        {"LINKCPP_MODE", options.mode},
-        {"LINKCPP_ROWS", options.rows},
-        {"LINKCPP_LOCAL_EXPERTS", options.local_experts ? "on" : "off"},
-        {"LINKCPP_OTHER_MODELS", options.other_models_here ? "here" : "refuse"},
         // For layers on a GPU, whose experts would go there, too. And a build of llama.cpp with its backends inside
         // reads GGML_BACKEND_PATH only when an override is given.
         {"LLAMA_ARG_OVERRIDE_TENSOR", kExpertsOnSwarm},
     };
-    if (!options.listen.empty()) { environment["LINKCPP_LISTEN"] = options.listen; }
+    const auto set = [&](const char* name, const std::string& value) {
+        if (!value.empty()) { environment[name] = value; }
+    };
+    set("LINKCPP_MODE", options.mode);
+    set("LINKCPP_ROWS", options.rows);
+    set("LINKCPP_OTHER_MODELS", options.other_models);
+    set("LINKCPP_LISTEN", options.listen);
+    if (!options.local_experts) { environment["LINKCPP_LOCAL_EXPERTS"] = "off"; }
     // Threads that wait by spinning take the cores that local workers need. A short spin still bridges the gaps between
     // llama.cpp's own operations.
     if (options.shares_cores && std::getenv("GOMP_SPINCOUNT") == nullptr && std::getenv("OMP_WAIT_POLICY") == nullptr) {

@@ -13,15 +13,19 @@ namespace linkcpp::cli {
 // What llama.cpp's --override-tensor needs to place routed experts, their biases and their scales with the plugin.
 inline constexpr const char* kExpertsOnSwarm = R"(\.ffn_(gate|up|down|gate_up)_(ch)?exps\.(weight|bias|scale)$=Swarm)";
 
+// What is empty is left to the environment, and to the plugin's defaults.
 struct PluginOptions {
     net::JoinLine hub;
-    std::string mode = "exact";  // or "partial"
-    std::string rows = "f32";    // or "f16"
+    std::string mode;  // "exact" or "partial"
+    std::string rows;  // "f32" or "f16"
     bool local_experts = true;
-    bool other_models_here = false;
+    std::string other_models;   // "here" or "refuse"
     std::string listen;         // empty: loopback
     bool shares_cores = false;  // workers run on this machine too
 };
+
+// Errors: invalid (f16 rows in exact mode).
+Status check(const PluginOptions& options);
 
 // Errors: not_found (libggml-swarm.so does not lie beside the program).
 Result<std::map<std::string, std::string>> plugin_environment(const PluginOptions& options);

@@ -22,7 +22,9 @@ std::shared_ptr<spdlog::logger> make_logger(std::string name) {
     // spdlog takes every word that it does not know for "off".
     const bool unknown = wanted == spdlog::level::off && std::string_view(level) != "off";
     logger->set_level(unknown ? spdlog::level::info : wanted);
-    if (unknown) { logger->warn("LINKCPP_LOG: expected debug, info, warning, error or off, got another word: info"); }
+    if (unknown) {
+        logger->warn("LINKCPP_LOG: expected debug, info, warn, error or off, got '{}'; info is used", one_line(level));
+    }
     return logger;
 }
 

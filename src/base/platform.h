@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/error.h"
 
@@ -17,6 +18,8 @@ std::string boot_id();
 std::string host_name();
 // "llama-server"
 std::string process_name();
+// This process's arguments, the program first; empty where the system does not tell.
+std::vector<std::string> command_line();
 // Bytes that could be used without swapping, 0 when not known.
 std::uint64_t available_memory_bytes();
 // Resident memory of this process, anonymous and file-backed.

@@ -81,6 +81,13 @@ std::string process_name() {
     return program_invocation_short_name;
 }
 
+std::vector<std::string> command_line() {
+    std::ifstream in("/proc/self/cmdline", std::ios::binary);
+    std::vector<std::string> arguments;
+    for (std::string argument; std::getline(in, argument, '\0');) { arguments.push_back(argument); }
+    return arguments;
+}
+
 std::uint64_t available_memory_bytes() {
     return proc_kib_field("/proc/meminfo", "MemAvailable:");
 }

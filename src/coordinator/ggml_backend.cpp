@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 
 #include <ggml-backend-impl.h>
@@ -17,6 +18,7 @@
 
 #include "base/log.h"
 #include "base/platform.h"
+#include "base/text.h"
 #include "coordinator/block.h"
 #include "coordinator/cpu_node.h"
 #include "coordinator/dispatcher.h"
@@ -225,6 +227,12 @@ Status wait_for_coverage(Duration timeout) {
         }
         ::usleep(10'000);
     }
+    if (missing > 0) {
+        log_warn(
+            "{} expert slices have no live holder: this program computes them itself (`linkcpp status` shows the "
+            "workers)",
+            missing);
+    }
     return {};
 }
 
@@ -268,11 +276,11 @@ Status connect() {
     }
     LINKCPP_CHECK(wait_for_coverage(g_plugin->settings.coverage_wait));
     g_plugin->manifest = *manifest;
-    g_plugin->check = std::make_unique<WeightCheck>(g_plugin->manifest);
+    g_plugin->check = std::make_unique<WeightCheck>(g_plugin->manifest, std::random_device{}());
     g_plugin->finder = std::make_unique<BlockFinder>(g_plugin->manifest->model);
     g_plugin->loaded.store(true, std::memory_order_release);
-    log_info("experts of {} ({} layers) are computed by the swarm, mode {}", g_plugin->manifest->model.name,
-             g_plugin->manifest->model.layers.size(),
+    log_info("experts of {} ({}) are computed by the swarm, mode {}", g_plugin->manifest->model.name,
+             counted(g_plugin->manifest->model.layers.size(), "layer"),
              g_plugin->settings.dispatch.mode == wire::Mode::exact ? "exact" : "partial");
     return {};
 }
@@ -421,8 +429,9 @@ constexpr ggml_backend_i kBackendInterface = {
 // ---- device
 // ----------------------------------------------------------------------------------------------------------
 
+// Layers cannot be put there: --device and -dev split names at ',' and '/', so nobody can give this one.
 const char* device_name(ggml_backend_dev_t /*device*/) {
-    return kName;
+    return "Swarm (experts only, not for --device/-dev)";
 }
 
 const char* device_description(ggml_backend_dev_t /*device*/) {
@@ -460,20 +469,29 @@ ggml_backend_buffer_type_t device_buffer_type(ggml_backend_dev_t /*device*/) {
     return &g_plugin->buffer_type;
 }
 
-// Ours, or about to be: another model's experts stay out, where that is what the user wants.
-bool is_claimed(const ggml_tensor* tensor) {
-    if (!is_ours(tensor)) { return false; }
-    const bool here = g_plugin->settings.other_models_here && g_plugin->loaded.load(std::memory_order_acquire);
-    return !here || tensor->op != GGML_OP_NONE || g_plugin->check->describes(tensor);
+// llama.cpp asks where to put a weight by an operation on nothing but tensors that are not there yet.
+bool is_question(const ggml_tensor* op) {
+    return std::ranges::all_of(op->src, [](const ggml_tensor* src) {
+        return src == nullptr || (src->op == GGML_OP_NONE && src->data == nullptr);
+    });
+}
+
+// Another model's experts stay out, where that is what the user wants.
+bool is_wanted(const ggml_tensor* op) {
+    if (!g_plugin->settings.other_models_here || !g_plugin->loaded.load(std::memory_order_acquire)) { return true; }
+    return std::ranges::all_of(op->src, [](const ggml_tensor* src) {
+        return src == nullptr || !is_ours(src) || g_plugin->check->claims(src);
+    });
 }
 
 bool device_supports_op(ggml_backend_dev_t /*device*/, const ggml_tensor* op) {
-    if (!g_plugin->settings.active) { return false; }
     switch (op->op) {
         case GGML_OP_NONE:
         case GGML_OP_VIEW:
         case GGML_OP_RESHAPE: return true;
-        default: return guarded("planning", false, [&] { return belongs_to_block(op, is_claimed); });
+        default:
+            return guarded("planning", false,
+                           [&] { return belongs_to_block(op, is_ours) && (!is_question(op) || is_wanted(op)); });
     }
 }
 
@@ -506,8 +524,9 @@ const char* registry_name(ggml_backend_reg_t /*registry*/) {
     return kName;
 }
 
+// Without a hub the program runs as if the plugin were not there.
 size_t registry_device_count(ggml_backend_reg_t /*registry*/) {
-    return 1;
+    return g_plugin->settings.active ? 1 : 0;
 }
 
 // ggml has checked the plugin's API version by now: tell whoever started this program that the plugin is in it.
@@ -545,6 +564,20 @@ constexpr ggml_backend_buffer_type_i kBufferTypeInterface = {
 #define LINKCPP_PLUGIN_API_VERSION GGML_BACKEND_API_VERSION  // tests build one that is out of date
 #endif
 
+// -sm tensor makes one device of all that are not a CPU, and ends the process when one of them has no room for layers.
+bool splits_tensors() {
+    if (const char* mode = std::getenv("LLAMA_ARG_SPLIT_MODE"); mode != nullptr && std::string_view(mode) == "tensor") {
+        return true;
+    }
+    const std::vector<std::string> arguments = command_line();
+    for (std::size_t i = 0; i + 1 < arguments.size(); ++i) {
+        if ((arguments[i] == "-sm" || arguments[i] == "--split-mode") && arguments[i + 1].contains("tensor")) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void make_plugin() {
     open_standard_streams();
     set_log_name("linkcpp");
@@ -560,6 +593,10 @@ void make_plugin() {
         if (!g_plugin->settings.active) {
             log_info("LINKCPP_HUB is not set: the swarm plugin is loaded and does nothing");
         }
+    }
+    if (g_plugin->settings.active && splits_tensors()) {
+        log_error("llama.cpp's split mode 'tensor' cannot be used with experts on a swarm: the plugin does nothing");
+        g_plugin->settings.active = false;
     }
     g_plugin->registry = {LINKCPP_PLUGIN_API_VERSION, kRegistryInterface, nullptr};
     g_plugin->device = {kDeviceInterface, &g_plugin->registry, nullptr};

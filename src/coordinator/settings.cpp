@@ -11,6 +11,8 @@
 namespace linkcpp::coordinator {
 namespace {
 
+constexpr Duration kMinHang = std::chrono::milliseconds(50);
+
 std::string_view variable(const char* name) {
     const char* value = std::getenv(name);
     return value != nullptr ? value : "";
@@ -66,6 +68,12 @@ Result<Settings> read_settings() {
     LINKCPP_TRY(settings.wait, seconds("LINKCPP_WAIT", settings.wait));
     LINKCPP_TRY(settings.coverage_wait, seconds("LINKCPP_COVERAGE_WAIT", settings.coverage_wait));
     LINKCPP_TRY(settings.dispatch.hang, seconds("LINKCPP_HANG", settings.dispatch.hang));
+    if (settings.dispatch.hang < kMinHang) {
+        return fail(ErrorKind::invalid,
+                    "LINKCPP_HANG: expected at least {} seconds, or every worker would be taken "
+                    "to be hung",
+                    to_seconds(kMinHang));
+    }
     return settings;
 }
 

@@ -12,7 +12,8 @@ std::unexpected<Error> another_model(std::string_view tensor) {
     return fail(
         ErrorKind::invalid,
         "{}: its bytes are not those of the model that the hub serves: another model of the same shape, or a "
-        "backbone that `linkcpp backbone` has not made; give this program the model that `linkcpp status` names",
+        "backbone that `linkcpp backbone` has not made; give this program the model that `linkcpp status` names "
+        "(a draft model beside it must differ from it in its experts' types or shapes)",
         tensor);
 }
 
@@ -23,9 +24,23 @@ bool is_like(const ggml_tensor* tensor, const model::ExpertTensor& expected) {
 
 }  // namespace
 
-bool WeightCheck::describes(const ggml_tensor* tensor) const {
-    const Place place = find(ggml_get_name(tensor));
-    return is_unused(place, ggml_get_name(tensor)) || (place.tensor != nullptr && is_like(tensor, *place.tensor));
+bool WeightCheck::claims(const ggml_tensor* tensor) {
+    const std::string_view name = ggml_get_name(tensor);
+    const auto parsed = model::parse_expert_tensor_name(name);
+    if (!parsed) { return false; }
+    const std::uint32_t block = parsed->layer % model::kSecondSet;
+    const Place place = find(name);
+    const std::lock_guard lock(mutex_);
+    // llama.cpp asks once for each tensor of a model, block by block.
+    if (block < asked_layer_ || asked_.contains(name)) {
+        asked_.clear();
+        is_another_ = false;
+    }
+    asked_.emplace(name);
+    asked_layer_ = block;
+    const bool described = is_unused(place, name) || (place.tensor != nullptr && is_like(tensor, *place.tensor));
+    is_another_ = is_another_ || !described;
+    return !is_another_;
 }
 
 Status WeightCheck::announce(const ggml_tensor* tensor) {
@@ -33,7 +48,7 @@ Status WeightCheck::announce(const ggml_tensor* tensor) {
     if (name.find(".lora_") != std::string_view::npos) {
         return fail(ErrorKind::unsupported,
                     "{}: LoRA adapters on routed experts are not supported; merge the adapter into "
-                    "the model (llama-export-lora) and serve that",
+                    "the model (llama.cpp's llama-export-lora) and serve that",
                     name);
     }
     const Place place = find(name);
@@ -49,14 +64,25 @@ Status WeightCheck::announce(const ggml_tensor* tensor) {
         return fail(ErrorKind::invalid,
                     "{}: the hub serves {} of {{{}, {}, {}}}, this program loads {} of {{{}, {}, {}}}: it is "
                     "another model or another quantisation; give it the one that `linkcpp status` names (a draft "
-                    "model beside it: LINKCPP_OTHER_MODELS=here)",
+                    "model loaded after that one: `linkcpp exec --other-models here`)",
                     name, ggml_type_name(expected->type), expected->ne[0], expected->ne[1], expected->ne[2],
                     ggml_type_name(tensor->type), tensor->ne[0], tensor->ne[1], tensor->ne[2]);
     }
     const std::lock_guard lock(mutex_);
+    if (is_another_) {
+        return fail(ErrorKind::invalid,
+                    "{}: the model that is being loaded has some experts like those of the model that the hub serves, "
+                    "and others; beside that one only models can be loaded whose experts all differ from its own in "
+                    "type or shape",
+                    name);
+    }
     layers_[place.layer->layer].verified = false;
     sample_of(place) = {};
     return {};
+}
+
+std::uint32_t WeightCheck::sampled_expert(const model::MoeLayer& layer) const {
+    return (model::sampled_expert(layer.layer, layer.n_expert) + salt_ % layer.n_expert) % layer.n_expert;
 }
 
 WeightCheck::Place WeightCheck::find(std::string_view tensor) const {
@@ -83,16 +109,16 @@ Status WeightCheck::add(std::string_view tensor, std::size_t offset, ByteView by
     const auto [layer, described] = place;
     const std::lock_guard lock(mutex_);
     Sample& sample = sample_of(place);
-    const std::uint32_t expert = model::sampled_expert(layer->layer, layer->n_expert);
     if (const auto stamp = offset == 0 ? model::decode_backbone_stamp(bytes) : std::nullopt) {
-        const Digest* expected = manifest_->slice(layer->layer, expert);
-        if (stamp->expert != expert || expected == nullptr || stamp->slice != *expected) {
+        const Digest* expected = manifest_->slice(layer->layer, stamp->expert);
+        if (stamp->expert != model::sampled_expert(layer->layer, layer->n_expert) || expected == nullptr ||
+            stamp->slice != *expected) {
             return another_model(tensor);
         }
         sample.stamped = true;
     } else {
         // The part of these bytes that lies in the sampled expert's slab.
-        const std::size_t begin = expert * described->slab_bytes;
+        const std::size_t begin = sampled_expert(*layer) * described->slab_bytes;
         const std::size_t from = std::max(begin, offset);
         const std::size_t to = std::min(begin + described->slab_bytes, offset + bytes.size());
         if (from >= to) { return {}; }
@@ -118,7 +144,7 @@ Status WeightCheck::finish(const model::MoeLayer& layer, Layer& state) const {
         if (state.samples[i].n_bytes < layer.tensors[i].slab_bytes) { return {}; }  // not all there yet
         hash.add(state.samples[i].slab);
     }
-    const std::uint32_t expert = model::sampled_expert(layer.layer, layer.n_expert);
+    const std::uint32_t expert = sampled_expert(layer);
     const Digest digest = hash.finish();
     for (Sample& sample : state.samples) { sample = {}; }
     if (digest != *manifest_->slice(layer.layer, expert)) { return another_model(layer.tensors.front().name); }

@@ -9,6 +9,8 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -21,12 +23,16 @@ namespace linkcpp::coordinator {
 
 class WeightCheck {
   public:
-    explicit WeightCheck(std::shared_ptr<const model::Manifest> manifest) : manifest_(std::move(manifest)) {}
+    // `salt`: chooses the experts whose bytes are looked at.
+    WeightCheck(std::shared_ptr<const model::Manifest> manifest, std::uint32_t salt)
+        : manifest_(std::move(manifest)), salt_(salt) {}
 
-    // Whether the served model has an expert tensor of that name, type and shape.
-    bool describes(const ggml_tensor* tensor) const;
+    // llama.cpp asks where to put an expert tensor of a model that it is about to load. Whether it may be the served
+    // model's: of that name, type and shape, and none that came before it in that model was another's.
+    bool claims(const ggml_tensor* tensor);
     // llama.cpp makes room for an expert tensor; what was known of its bytes is forgotten.
-    // Errors: invalid (the model that is served has no such tensor), unsupported (a LoRA adapter on experts).
+    // Errors: invalid (the model that is served has no such tensor, or the model that is being loaded has others that
+    // it has not), unsupported (a LoRA adapter on experts).
     Status announce(const ggml_tensor* tensor);
     // The tensor's bytes from `offset` on; what is needed of them is copied. Errors: invalid (another model's).
     Status add(std::string_view tensor, std::size_t offset, ByteView bytes);
@@ -54,9 +60,16 @@ class WeightCheck {
     Sample& sample_of(const Place& place);
     Status finish(const model::MoeLayer& layer, Layer& state) const;
 
+    std::uint32_t sampled_expert(const model::MoeLayer& layer) const;
+
     std::shared_ptr<const model::Manifest> manifest_;
-    mutable std::mutex mutex_;  // guards layers_
+    std::uint32_t salt_;
+    mutable std::mutex mutex_;  // guards what follows
     std::map<std::uint32_t, Layer> layers_;
+    // The model about to be loaded: what has been asked of it, in the order of its layers.
+    std::set<std::string, std::less<>> asked_;
+    std::uint32_t asked_layer_ = 0;
+    bool is_another_ = false;
 };
 
 }  // namespace linkcpp::coordinator

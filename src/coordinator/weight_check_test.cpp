@@ -20,7 +20,7 @@ class WeightCheckTest : public testing::Test {
         make("served.gguf", 1);
         make("other.gguf", 2);
         manifest_ = std::make_shared<const model::Manifest>(model::make_manifest(open("served.gguf")).value());
-        check_ = std::make_unique<WeightCheck>(manifest_);
+        check_ = std::make_unique<WeightCheck>(manifest_, 3);
     }
 
     void make(const char* name, std::uint32_t seed) {
@@ -108,6 +108,66 @@ TEST_F(WeightCheckTest, tensors_that_the_model_does_not_have_are_refused) {
     EXPECT_EQ(error_of("blk.0.ffn_up_exps.weight", 512, type), ErrorKind::invalid);
     EXPECT_EQ(error_of("blk.0.ffn_up_exps.weight", 256, GGML_TYPE_F32), ErrorKind::invalid);
     EXPECT_EQ(error_of("blk.0.ffn_up_exps.weight.lora_a", 256, type), ErrorKind::unsupported);
+}
+
+// A model that llama.cpp is about to load: its expert tensors, in the order in which it asks for them.
+class Asking {
+  public:
+    ggml_tensor* add(const std::string& name, ggml_type type, const std::array<std::int64_t, 3>& ne) {
+        ggml_tensor* tensor = ggml_new_tensor_3d(context_.get(), type, ne[0], ne[1], ne[2]);
+        ggml_set_name(tensor, name.c_str());
+        return tensor;
+    }
+
+  private:
+    ggml_context_ptr context_{ggml_init({.mem_size = 1u << 20, .mem_buffer = nullptr, .no_alloc = true})};
+};
+
+TEST_F(WeightCheckTest, another_model_beside_the_served_one_stays_out_whatever_else_they_share) {
+    Asking asking;
+    const auto claim_served = [&] {
+        for (const model::MoeLayer& layer : manifest_->model.layers) {
+            for (const model::ExpertTensor& t : layer.tensors) {
+                EXPECT_TRUE(check_->claims(asking.add(t.name, t.type, t.ne))) << t.name;
+            }
+        }
+    };
+    claim_served();
+    ASSERT_TRUE(load("served.gguf"));
+    const auto& tensors = manifest_->model.layers[0].tensors;
+    // Its first tensor differs: so none is taken, not even one that looks the same.
+    EXPECT_FALSE(check_->claims(asking.add(tensors[0].name, GGML_TYPE_F32, tensors[0].ne)));
+    EXPECT_FALSE(check_->claims(asking.add(tensors[1].name, tensors[1].type, tensors[1].ne)));
+    claim_served();
+    // Its second one differs: the first has been taken by then, and the model must not be loaded.
+    ggml_tensor* first = asking.add(tensors[0].name, tensors[0].type, tensors[0].ne);
+    EXPECT_TRUE(check_->claims(first));
+    EXPECT_FALSE(check_->claims(asking.add(tensors[1].name, GGML_TYPE_F32, tensors[1].ne)));
+    const Status status = check_->announce(first);
+    ASSERT_FALSE(status);
+    EXPECT_NE(status.error().message.find("some experts like those"), std::string::npos) << status.error().message;
+    EXPECT_TRUE(verified()) << "the served model is what it was";
+    claim_served();
+    EXPECT_FALSE(check_->claims(asking.add("blk.0.attn_q.weight", GGML_TYPE_F32, {1, 1, 1})));
+}
+
+TEST_F(WeightCheckTest, which_experts_are_looked_at_is_another_matter_in_every_process) {
+    // A model that differs from the served one in a single expert of each layer.
+    const model::GgufFile file = open("served.gguf");
+    int n_noticed = 0;
+    for (std::uint32_t salt = 0; salt < 8; ++salt) {
+        WeightCheck check(manifest_, salt);
+        bool noticed = false;
+        for (const model::ExpertTensor& tensor : manifest_->model.layers[0].tensors) {
+            Bytes bytes(tensor.slab_bytes * 8);
+            ASSERT_TRUE(file.read(*file.find(tensor.name), 0, bytes));
+            bytes[tensor.slab_bytes * 5] ^= std::byte{1};
+            noticed = noticed || !check.add(tensor.name, 0, bytes);
+        }
+        n_noticed += noticed ? 1 : 0;
+        EXPECT_NE(check.verified(0).has_value(), noticed);
+    }
+    EXPECT_EQ(n_noticed, 1);
 }
 
 TEST(BackboneStamp, round_trips_and_takes_nothing_else_for_one) {

@@ -46,9 +46,9 @@ std::vector<Device> devices() {
         Device device;
         device.handle = ggml_backend_dev_get(i);
         device.name = ggml_backend_dev_name(device.handle);
-        if (device.name == kSwarmDevice) { continue; }
         device.description = ggml_backend_dev_description(device.handle);
         device.backend = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device.handle));
+        if (device.backend == kSwarmBackend) { continue; }
         device.type = ggml_backend_dev_type(device.handle);
         std::size_t free_bytes = 0;
         std::size_t total_bytes = 0;

@@ -13,8 +13,8 @@
 
 namespace linkcpp::expert {
 
-// The name under which our own plugin's device appears: never chosen to compute on.
-inline constexpr std::string_view kSwarmDevice = "Swarm";
+// The name of our own plugin's backend: its device is never chosen to compute on.
+inline constexpr std::string_view kSwarmBackend = "Swarm";
 
 struct Device {
     ggml_backend_dev_t handle = nullptr;  // owned by ggml's registry

@@ -73,6 +73,7 @@ bool can_stay_in_files(const MoeLayer& layer) {
 struct Engine::Arena {
     ggml_backend_buffer_ptr buffer;
     std::size_t bytes = 0;
+    std::uint64_t generation = 0;  // grows with each buffer: a graph of an older one points into freed memory
 };
 
 struct Engine::Shape {
@@ -86,9 +87,10 @@ struct Engine::Shape {
 struct Engine::Graph {
     ggml_context_ptr context;
     ggml_cgraph* graph = nullptr;
-    ggml_tensor* rows = nullptr;  // {n_in, 1, n_rows}
-    ggml_tensor* ids = nullptr;   // {n_used, n_rows}, local ids
-    ggml_tensor* out = nullptr;   // {n_out, n_used, n_rows}
+    ggml_tensor* rows = nullptr;   // {n_in, 1, n_rows}
+    ggml_tensor* ids = nullptr;    // {n_used, n_rows}, local ids
+    ggml_tensor* out = nullptr;    // {n_out, n_used, n_rows}
+    std::uint64_t generation = 0;  // of its arena
 };
 
 struct Engine::Layer {
@@ -320,6 +322,7 @@ Status Engine::build(Graph& graph, Layer& held, const Shape& shape, Arena& arena
         bytes += GGML_PAD(ggml_backend_buft_get_alloc_size(type, t), ggml_backend_buft_get_alignment(type));
     });
     if (bytes > arena.bytes) {
+        ++arena.generation;
         arena.buffer.reset(ggml_backend_buft_alloc_buffer(type, bytes));
         arena.bytes = arena.buffer ? bytes : 0;
         if (!arena.buffer) {
@@ -337,6 +340,7 @@ Status Engine::build(Graph& graph, Layer& held, const Shape& shape, Arena& arena
     if (status != GGML_STATUS_SUCCESS) {
         return fail(ErrorKind::failed, "device {}: {}", device_.name, ggml_status_to_string(status));
     }
+    graph.generation = arena.generation;
     return {};
 }
 
@@ -345,19 +349,11 @@ Result<Engine::Graph*> Engine::graph_for(Layer& held, const Shape& shape) {
         LINKCPP_CHECK(build(*large_graph_, held, shape, *large_));
         return large_graph_.get();
     }
-    auto& cached = held.graphs[shape];
-    if (!cached) {
+    std::unique_ptr<Graph>& cached = held.graphs[shape];
+    if (!cached || cached->generation != small_->generation) {
         auto graph = std::make_unique<Graph>();
-        const std::size_t before = small_->bytes;
         LINKCPP_CHECK(build(*graph, held, shape, *small_));
-        if (small_->bytes != before) {
-            // The arena has moved: all other graphs that point into it are void.
-            const std::lock_guard lock(mutex_);
-            for (const auto& [number, layer] : layers_) { layer->graphs.clear(); }
-        }
-        auto& place = held.graphs[shape];
-        place = std::move(graph);
-        return place.get();
+        cached = std::move(graph);
     }
     return cached.get();
 }

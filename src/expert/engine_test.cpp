@@ -1,7 +1,10 @@
 #include "expert/engine.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
 #include <random>
 
@@ -13,6 +16,29 @@
 #include "model/manifest.h"
 #include "model/synth.h"
 #include "model/test_model.h"
+
+namespace {
+
+// While it lives ggml finds no memory for large buffers.
+class OutOfMemory {
+  public:
+    OutOfMemory() { now = true; }
+    ~OutOfMemory() { now = false; }
+    OutOfMemory(const OutOfMemory&) = delete;
+    OutOfMemory& operator=(const OutOfMemory&) = delete;
+
+    static inline std::atomic<bool> now{false};
+};
+
+}  // namespace
+
+// The one that ggml's buffers come from, in the place of the system's.
+extern "C" __attribute__((visibility("default"))) int posix_memalign(void** place, std::size_t alignment,
+                                                                     std::size_t n_bytes) noexcept {
+    if (OutOfMemory::now && n_bytes > 100'000) { return ENOMEM; }
+    *place = std::aligned_alloc(alignment, (n_bytes + alignment - 1) / alignment * alignment);
+    return *place != nullptr ? 0 : ENOMEM;
+}
 
 namespace linkcpp::expert {
 namespace {
@@ -161,6 +187,29 @@ TEST_P(EngineTest, slices_that_stay_in_their_files_give_the_same_bits_as_copied_
     EXPECT_EQ(compute(std::span(rows_).first(kEmbd), {{0, 6, 0}}), std::vector(copied.begin(), copied.begin() + kEmbd));
     engine_->drop(0);
     EXPECT_EQ(engine_->shard_bytes(), 0);
+}
+
+TEST_P(EngineTest, a_request_without_memory_fails_alone_and_those_after_it_are_right) {
+    const auto row = std::span(rows_).first(kEmbd);
+    const std::vector<Pair> one{{0, 5, 0}};
+    const std::vector<float> expected = compute(row, one);  // its graph is kept
+    for (const std::size_t n_pairs : {std::size_t{4} * kExperts, kRows * kExperts}) {
+        std::vector<Pair> many;
+        for (std::size_t i = 0; i < n_pairs; ++i) {
+            many.push_back({static_cast<std::uint16_t>(i / kExperts), static_cast<std::uint16_t>(i % kExperts), 0});
+        }
+        std::vector<float> out(many.size() * kEmbd);
+        const auto rows = std::span(rows_).first((n_pairs + kExperts - 1) / kExperts * kEmbd);
+        {
+            const OutOfMemory none;
+            const Status status = engine_->compute_rows(batch(0, rows, many), out);
+            ASSERT_FALSE(status) << n_pairs;
+            EXPECT_EQ(status.error().kind, ErrorKind::overloaded) << status.error().message;
+        }
+        EXPECT_EQ(compute(row, one), expected);
+        EXPECT_TRUE(engine_->compute_rows(batch(0, rows, many), out));
+        EXPECT_TRUE(std::ranges::equal(std::span(out).subspan(5 * kEmbd, kEmbd), expected));
+    }
 }
 
 TEST_P(EngineTest, a_file_of_another_length_is_refused_and_the_old_shard_stays) {

@@ -213,6 +213,7 @@ Status Hub::handle(Peer& peer, const wire::ControlT& message) {
         swarm_.reported(peer.id, *stats, now());
         if (peer.role == fb::Role::coordinator) { note_unknown(*stats); }
     } else if (message.body.AsGoodbye() != nullptr) {
+        if (peer.role == fb::Role::worker) { swarm_.said_goodbye(peer.id, now()); }
         return fail(ErrorKind::disconnected, "{}: left", peer.link->name());
     }
     return {};

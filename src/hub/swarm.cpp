@@ -62,6 +62,12 @@ void Swarm::left(const std::string& id, TimePoint now) {
     found->second.ready = nothing(model_);
 }
 
+void Swarm::said_goodbye(const std::string& id, TimePoint now) {
+    if (workers_.erase(id) == 0) { return; }
+    must_place_ = true;
+    changed_at_ = now;
+}
+
 bool Swarm::reported(const std::string& id, const fb::ShardT& shard, TimePoint now) {
     const auto found = workers_.find(id);
     if (found == workers_.end()) { return false; }

@@ -53,6 +53,8 @@ class Swarm {
 
     void joined(const std::string& id, const wire::fb::HelloT& hello, TimePoint now);
     void left(const std::string& id, TimePoint now);
+    // For good: nobody waits for it.
+    void said_goodbye(const std::string& id, TimePoint now);
     // True when what is routable has changed.
     bool reported(const std::string& id, const wire::fb::ShardT& shard, TimePoint now);
     void reported(const std::string& id, const wire::fb::StatsT& stats, TimePoint now);

@@ -118,6 +118,18 @@ TEST_F(SwarmTest, the_slices_of_one_who_stays_away_go_to_others) {
     EXPECT_EQ(slices("a"), 36u);
 }
 
+TEST_F(SwarmTest, the_slices_of_one_who_says_goodbye_go_to_others_at_once) {
+    join("a");
+    join("b");
+    settle();
+    swarm_.said_goodbye("b", clock_.now());
+    swarm_.left("b", clock_.now());
+    settle();
+    EXPECT_EQ(swarm_.workers().size(), 1u);
+    EXPECT_EQ(slices("a"), 36u);
+    swarm_.said_goodbye("nobody", clock_.now());
+}
+
 TEST_F(SwarmTest, an_old_epoch_is_not_believed) {
     join("a");
     clock_.advance(1s);

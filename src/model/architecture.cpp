@@ -101,7 +101,9 @@ float limit_of(const GgufFile& file, const std::string& architecture, std::uint3
 
 }  // namespace
 
-ActivationOf activation_of(const GgufFile& file, std::uint32_t layer, bool gated, bool merged) {
+namespace {
+
+ActivationOf described_activation(const GgufFile& file, std::uint32_t layer, bool gated, bool merged) {
     const std::string architecture = file.architecture();
     const Entry known = find(architecture) != nullptr ? *find(architecture) : Entry{};
     const Activation kind = gated ? known.with_gate : known.without_gate;
@@ -118,6 +120,13 @@ ActivationOf activation_of(const GgufFile& file, std::uint32_t layer, bool gated
         architecture == "deepseek4" ||
         (architecture == "dflash" && file.number(architecture + ".hyper_connection.count").value_or(0) > 0);
     return {before ? Activation::swiglu_clamp : Activation::swiglu_limited, {limit, 0}};
+}
+
+}  // namespace
+
+ActivationOf activation_of(const GgufFile& file, std::uint32_t layer, bool gated, bool merged) {
+    const ActivationOf described = described_activation(file, layer, gated, merged);
+    return is_computable(described) ? described : ActivationOf{Activation::unknown, {}};
 }
 
 bool is_used(std::string_view architecture, Role role) {

@@ -86,10 +86,11 @@ Status check_has_sets(const GgufFile& file, std::string_view where) {
         found = found || parse_expert_tensor_name(tensor.name).has_value();
     }
     if (found) { return {}; }
-    return fail(ErrorKind::invalid,
-                "{}: expected a Mixture-of-Experts model, got one without routed experts (architecture '{}'); run "
-                "it with llama.cpp alone",
-                where, file.architecture());
+    return fail(ErrorKind::invalid, "{}: expected a Mixture-of-Experts model, got {}; run it with llama.cpp alone",
+                where,
+                file.architecture().empty()
+                    ? "a file that is no model (without an architecture)"
+                    : fmt::format("one without routed experts (architecture '{}')", file.architecture()));
 }
 
 Result<std::uint32_t> read_count(const GgufFile& file, const std::string& key, std::uint32_t limit) {
@@ -132,8 +133,10 @@ Result<ExpertTensor> describe(const MoeLayer& layer, const TensorInfo& tensor, R
         .role = role, .name = tensor.name, .type = tensor.type, .ne = ne, .slab_bytes = tensor.n_bytes / n_in_file};
 }
 
+// Q8_1 and Q8_K are quantised, too, but for activations only: nothing multiplies by them, or makes numbers of them.
 bool is_weight_type(ggml_type type) {
-    return ggml_is_quantized(type) || type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+    if (type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) { return true; }
+    return ggml_is_quantized(type) && ggml_get_type_traits(type)->to_float != nullptr;
 }
 
 // "layer 7: what: expected X, got Y"
@@ -198,9 +201,7 @@ Status check_activation(const MoeLayer& layer) {
     if (kind != Activation::unknown && is_gated(kind) != gated) {
         return mismatch(layer, "activation", gated ? "one with a gate" : "one without a gate", to_string(kind));
     }
-    const auto fits = [](float parameter) { return std::isfinite(parameter) && parameter >= 0; };
-    if (!std::ranges::all_of(layer.activation.parameters, fits) ||
-        (kind == Activation::situ && layer.activation.parameters[0] == 0)) {
+    if (!is_computable(layer.activation)) {
         return mismatch(layer, "parameters of its activation", "numbers from 0",
                         fmt::format("{}", fmt::join(layer.activation.parameters, ", ")));
     }
@@ -323,6 +324,12 @@ Result<MoeModel> read_model(const GgufFile& file, std::optional<std::uint32_t> p
 
 std::string_view to_string(Role role) {
     return name_of(role).name;
+}
+
+bool is_computable(const ActivationOf& activation) {
+    const auto fits = [](float parameter) { return std::isfinite(parameter) && parameter >= 0; };
+    return std::ranges::all_of(activation.parameters, fits) &&
+           (activation.kind != Activation::situ || activation.parameters[0] > 0);
 }
 
 std::string_view to_string(Activation activation) {

@@ -71,6 +71,8 @@ struct ActivationOf {
 
     bool operator==(const ActivationOf&) const = default;
 };
+// Its parameters make sense in its formula.
+bool is_computable(const ActivationOf& activation);
 
 struct ExpertTensor {
     Role role = Role::gate;

@@ -86,6 +86,33 @@ TEST(Moe, experts_used_may_differ_between_layers) {
     EXPECT_EQ(moe->layers[1].n_expert_used, 3);
 }
 
+TEST(Moe, parameters_that_no_formula_takes_make_an_unknown_activation) {
+    TinyModel model;
+    for (const float value : {0.0f, -1.0f, std::numeric_limits<float>::infinity(), std::nanf("")}) {
+        model.architecture = "kimi-k3";
+        model.more_keys = [&](GgufWriter& writer) { writer.add("kimi-k3.activation.situ_beta", value); };
+        EXPECT_EQ(read(model)->layers[0].activation, (ActivationOf{Activation::unknown, {}})) << value;
+    }
+    model.architecture = "deepseek4";
+    model.more_keys = [](GgufWriter& writer) {
+        writer.add("deepseek4.swiglu_clamp_exp", std::numeric_limits<float>::infinity());
+    };
+    EXPECT_EQ(read(model)->layers[0].activation.kind, Activation::unknown);
+}
+
+TEST(Moe, types_that_nothing_multiplies_by_are_no_weights) {
+    TinyModel model;
+    model.n_embd = model.n_ff = 256;
+    const MoeModel good = read(model).value();
+    for (const auto type : {GGML_TYPE_Q8_1, GGML_TYPE_Q8_K, GGML_TYPE_I32, GGML_TYPE_F64}) {
+        MoeModel bad = good;
+        bad.layers[0].tensors[0].type = type;
+        bad.layers[0].tensors[0].slab_bytes =
+            slab_bytes_of(bad.layers[0], bad.layers[0].tensors[0].role, type).value_or(1);
+        EXPECT_EQ(check(bad).error().kind, ErrorKind::corrupt) << static_cast<int>(type);
+    }
+}
+
 TEST(Moe, dense_models_are_named_as_such) {
     TinyModel model;
     model.architecture = "llama";

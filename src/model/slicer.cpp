@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/platform.h"
 #include "base/progress.h"
+#include "base/text.h"
 #include "model/backbone_stamp.h"
 #include "model/gguf_writer.h"
 #include "model/manifest.h"
@@ -193,9 +194,10 @@ Status write_slices(const GgufFile& file, std::uint32_t layer_number, std::span<
     LINKCPP_CHECK(check_not_source(file, out));
     const MoeLayer* layer = model.find(layer_number);
     if (layer == nullptr) {
-        return fail(ErrorKind::not_found, "{}: expected a layer with routed experts (the model's: {} to {}), got {}",
-                    file.path().string(), layer_name(model.layers.front().layer), layer_name(model.layers.back().layer),
-                    layer_number);
+        std::vector<std::uint32_t> all;
+        for (const MoeLayer& each : model.layers) { all.push_back(each.layer); }
+        return fail(ErrorKind::not_found, "{}: expected a layer with routed experts ({}), got {}", file.path().string(),
+                    ranges(all), layer_number);
     }
     LINKCPP_CHECK(check_experts(*layer, experts));
 

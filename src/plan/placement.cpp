@@ -125,8 +125,43 @@ class Placer {
             }
         }
         for (std::size_t e = 0; e < n_expert; ++e) {
+            while (copies[e] < copy && exchange(layer, e, quota)) { ++copies[e]; }
             while (copies[e] < copy && give_to_emptiest(layer, e)) { ++copies[e]; }
         }
+    }
+
+    std::uint64_t n_held(std::size_t holder, std::size_t layer) const {
+        return static_cast<std::uint64_t>(std::ranges::count(placement_.holders[holder][layer], true));
+    }
+
+    // Finds `expert` a place where those below their quota hold it already: one of them takes an expert from a holder
+    // that lacks this one. What that holder would have to fetch goes first.
+    bool exchange(std::size_t layer, std::size_t expert, const std::vector<std::uint64_t>& quota) {
+        const std::size_t n_expert = model_.layers[layer].n_expert;
+        for (const bool fetched : {true, false}) {
+            for (std::size_t taker = 0; taker < holders_.size(); ++taker) {
+                if (n_held(taker, layer) >= quota[taker] || !placement_.holders[taker][layer][expert]) { continue; }
+                for (std::size_t giver = 0; giver < holders_.size(); ++giver) {
+                    if (placement_.holders[giver][layer][expert]) { continue; }
+                    for (std::size_t e = 0; e < n_expert; ++e) {
+                        if (!placement_.holders[giver][layer][e] || has(holders_[giver], layer, e) == fetched ||
+                            !give(taker, layer, e)) {
+                            continue;
+                        }
+                        take(giver, layer, e);
+                        return give(giver, layer, expert);
+                    }
+                }
+            }
+        }
+        return false;
+    }
+
+    void take(std::size_t holder, std::size_t layer, std::size_t expert) {
+        const std::uint64_t bytes = model_.layers[layer].slice_bytes();
+        placement_.holders[holder][layer][expert] = false;
+        free_[holder] += bytes;
+        if (!has(holders_[holder], layer, expert)) { placement_.moved_bytes -= bytes; }
     }
 
     bool give_to_emptiest(std::size_t layer, std::size_t expert) {

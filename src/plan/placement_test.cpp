@@ -56,6 +56,25 @@ TEST(Placement, replicas_are_on_different_workers) {
     }
 }
 
+TEST(Placement, equal_workers_hold_equally_much_however_many_they_are_and_copies_there_are) {
+    const auto model = sample_model(6, 16);
+    for (std::size_t n_holders = 2; n_holders <= 9; ++n_holders) {
+        for (std::uint32_t n_replicas = 1; n_replicas <= n_holders; ++n_replicas) {
+            std::vector<Holder> holders;
+            for (std::size_t i = 0; i < n_holders; ++i) { holders.push_back({std::to_string(i), 1 << 20, {}}); }
+            const auto placement = place(model, holders, n_replicas);
+            EXPECT_EQ(placement.missing_copies, 0u);
+            for (std::size_t l = 0; l < 6; ++l) {
+                for (std::size_t i = 0; i < n_holders; ++i) {
+                    const auto n = static_cast<std::size_t>(std::ranges::count(placement.holders[i][l], true));
+                    EXPECT_LE(n, (16 * n_replicas + n_holders - 1) / n_holders) << n_holders << " " << n_replicas;
+                    EXPECT_GE(n, 16 * n_replicas / n_holders) << n_holders << " " << n_replicas;
+                }
+            }
+        }
+    }
+}
+
 TEST(Placement, more_replicas_than_workers_gives_everybody_everything) {
     const auto placement = place(sample_model(2, 4), {{"a", 1 << 20, {}}, {"b", 1 << 20, {}}}, 5);
     EXPECT_EQ(count(placement.holders[0]), 8u);

@@ -193,9 +193,14 @@ void Worker::dial() {
     for (auto& [id, peer] : peers_) {
         if (peer.alive->load() || now() < peer.next_try) { continue; }
         const Status status = dial_one(peer.coordinator, peer.alive);
+        const bool first = peer.delay == kFirstDelay;
         peer.delay = status ? kFirstDelay : std::min<Duration>(peer.delay * 2, kMaxDelay);
         peer.next_try = now() + peer.delay;
-        if (!status) { log_warn("coordinator {}: {}", id.substr(0, 12), status.error().message); }
+        // The first time it may only have ended, and the hub has not said so yet.
+        if (!status) {
+            log_line(first ? LogLevel::debug : LogLevel::warn,
+                     fmt::format("coordinator {}: {}", id.substr(0, 12), status.error().message));
+        }
         return;
     }
 }

@@ -4,7 +4,7 @@ import json
 import re
 
 import models
-from case import SwarmTest
+from case import SwarmTest, completion
 from swarm import bin_dir
 
 
@@ -36,6 +36,26 @@ class Help(SwarmTest):
     def test_of_the_worker_under_its_own_name_is_that_of_join(self):
         process = self.assert_ran(self.swarm.start("worker", [bin_dir() / "linkcpp-expert-worker", "--help"]))
         self.assertIn("Example: ", process.out().decode())
+
+
+class Environment(SwarmTest):
+    def test_what_no_option_says_the_environment_says(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=1)
+
+        def mode(*options, **variables):
+            process = self.swarm.exec("llama-completion", *completion("Q8_0", 2), options=options, **variables)
+            return re.search(r"mode (\w+)", self.assert_ran(process).err()).group(1)
+        self.assertEqual(mode(), "exact")
+        self.assertEqual(mode(LINKCPP_MODE="partial"), "partial")
+        self.assertEqual(mode("--mode", "exact", LINKCPP_MODE="partial"), "exact")
+        self.assertEqual(mode("--rows", "f16", LINKCPP_MODE="partial"), "partial")
+
+    def test_a_variable_of_the_plugin_s_does_not_matter_to_other_commands(self):
+        self.assert_ran(self.swarm.linkcpp("devices", LINKCPP_MODE="fast", LINKCPP_ROWS="f1"))
+
+    def test_arguments_for_a_server_that_is_not_started_are_refused(self):
+        process = self.swarm.linkcpp("serve", "-m", models.path_of("Q8_0"), "--hub-only", "--", "--port", 80)
+        self.assert_refused(process, "--hub-only starts no llama-server")
 
 
 class Json(SwarmTest):

@@ -1,6 +1,7 @@
 """What the plugin does where there is no swarm."""
 
 import os
+import re
 import shutil
 import time
 import unittest
@@ -105,6 +106,36 @@ class WaysToThePlugin(SwarmTest):
         self.assertEqual(process.out(), alone.out())
         n_pairs = sum(w["pairs"] for w in self.swarm.status()["workers"])
         self.assertGreaterEqual(n_pairs, 6 * 4 * 11)
+
+
+class OptionsThatCannotBe(SwarmTest):
+    """llama.cpp aborts where a layer is put on a device that has no room for layers."""
+
+    def check(self, program, *arguments):
+        self.swarm.serve(models.path_of("Q8_0"), workers=1)
+        model = ["-m", models.path_of("Q8_0"), *arguments]
+        by_hand = {"GGML_BACKEND_PATH": bin_dir() / "libggml-swarm.so"}
+        alone = self.swarm.alone(program, *model)
+        self.assertEqual(alone.poll(), 1, alone.err()[-1000:])
+        for process in (self.swarm.alone(program, *model, **by_hand),
+                        self.swarm.alone(program, *model, **by_hand, LINKCPP_HUB=self.swarm.line),
+                        self.swarm.exec(program, *model)):
+            self.assertEqual(process.poll(), 1, process.err()[-1000:])
+
+    def test_the_plugin_s_device_for_layers(self):
+        self.check("llama-completion", "--device", "Swarm")
+
+    def test_the_plugin_s_device_for_layers_by_the_name_that_it_is_listed_under(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=1)
+        listed = self.assert_ran(self.swarm.exec("llama-completion", "--list-devices"))
+        name = re.search(r"^  (Swarm.*?): ", listed.out().decode(), re.MULTILINE).group(1)
+        self.check("llama-completion", "--device", name)
+
+    def test_tensors_split_over_devices(self):
+        self.check("llama-completion", "-sm", "tensor")
+
+    def test_tensors_split_over_devices_in_llama_bench(self):
+        self.check("llama-bench", "-sm", "tensor")
 
 
 class ForAnotherGgml(SwarmTest):

@@ -7,7 +7,7 @@ import re
 import models
 from case import DATA, PROMPT, SwarmTest
 from server import Server, free_port
-from swarm import SAME_ARITHMETIC
+from swarm import SAME_ARITHMETIC, llama_dir
 
 MODEL = "Q8_0"
 DRAFT = "Q4_K_M"
@@ -169,4 +169,15 @@ class ServerFeatures(SwarmTest):
         self.swarm.serve(models.path_of(MODEL), workers=2)
         process = self.swarm.start_exec("llama-server", "-m", models.path_of(MODEL), "--port", free_port(), "-md",
                                         models.path_of(DRAFT), "--spec-type", "draft-simple", "--no-warmup")
-        self.assert_refused(process, "another model or another quantisation.*LINKCPP_OTHER_MODELS=here")
+        self.assert_refused(process, "another model or another quantisation.*--other-models here")
+
+    def test_a_draft_that_shares_some_experts_with_the_target_is_refused_and_never_mixed_up_with_it(self):
+        draft = self.swarm.home / "draft.gguf"
+        done = self.swarm.start("quantize", [llama_dir() / "llama-quantize", "--allow-requantize", "--tensor-type",
+                                             "ffn_down_exps=q4_0", models.path_of(MODEL), draft, MODEL])
+        self.assertEqual(done.wait(), 0, done.err())
+        self.swarm.serve(models.path_of(MODEL), workers=2)
+        process = self.swarm.start_exec("llama-server", "-m", models.path_of(MODEL), "--port", free_port(), "-md", draft,
+                                        "--spec-type", "draft-simple", "--no-warmup",
+                                        options=("--other-models", "here"))
+        self.assert_refused(process, "some experts like those of the model that the hub serves")
