@@ -146,12 +146,11 @@ Ends make_end(Kind kind, UniqueFd fd, const net::Identity& own, const net::Ident
     const auto engine = must(expert::Engine::open(must(expert::choose_device(expert::devices(), "CPU")), 1));
     std::vector<std::uint16_t> experts(layer.n_expert);
     for (std::size_t i = 0; i < experts.size(); ++i) { experts[i] = static_cast<std::uint16_t>(i); }
-    Bytes slice;
-    const Status held =
-        engine->hold(model_id.prefix(), layer, experts, [&](std::uint32_t, std::uint32_t e) -> Result<expert::Slice> {
-            slice = must(model::read_slice(file, layer, e));
-            return expert::Slice{slice, {}};
-        });
+    const auto source = [&](std::uint32_t, std::uint32_t e, std::span<std::byte> to) -> Status {
+        std::ranges::copy(must(model::read_slice(file, layer, e)), to.begin());
+        return {};
+    };
+    const Status held = engine->hold(model_id.prefix(), layer, experts, source);
     if (!held) { std::exit(1); }
     Ends end = make_end(kind, std::move(fd), own, other, true);
     worker::Server server(*engine);

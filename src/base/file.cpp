@@ -5,11 +5,8 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "base/platform.h"
 
 namespace linkcpp {
 
@@ -135,52 +132,6 @@ Status write_file_atomically(const std::filesystem::path& path, std::string_view
     LINKCPP_TRY(AtomicFile file, AtomicFile::create(path, mode));
     LINKCPP_CHECK(write_at(file.fd(), as_bytes(text), 0, path.string()));
     return file.commit(flush);
-}
-
-Result<MappedFile> MappedFile::open(const std::filesystem::path& path) {
-    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!fd) { return fail_errno(errno, path.string()); }
-    struct stat info{};
-    if (::fstat(fd.get(), &info) != 0) { return fail_errno(errno, path.string()); }
-    if (!S_ISREG(info.st_mode) || info.st_size == 0) {
-        return fail(ErrorKind::invalid, "{}: expected a file with content", path.string());
-    }
-    const auto size = static_cast<std::size_t>(info.st_size);
-    void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd.get(), 0);
-    if (data == MAP_FAILED) { return fail_errno(errno, path.string()); }
-    return MappedFile(ByteView(static_cast<const std::byte*>(data), size));
-}
-
-MappedFile::~MappedFile() {
-    if (!data_.empty()) { ::munmap(const_cast<std::byte*>(data_.data()), data_.size()); }
-}
-
-Result<MappedArray> MappedArray::reserve(std::size_t n, std::size_t bytes) {
-    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-    MappedArray array;
-    array.bytes_ = bytes;
-    array.stride_ = (bytes + page - 1) / page * page;
-    const std::size_t size = n * array.stride_;
-    void* data = ::mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data == MAP_FAILED) { return fail(ErrorKind::overloaded, "no {} bytes of addresses", size); }
-    array.data_ = ByteView(static_cast<const std::byte*>(data), size);
-    return array;
-}
-
-MappedArray::~MappedArray() {
-    if (!data_.empty()) { ::munmap(const_cast<std::byte*>(data_.data()), data_.size()); }
-}
-
-Status MappedArray::place(std::size_t i, MappedFile file) {
-    if (file.data_.size() != bytes_) {
-        return fail(ErrorKind::invalid, "a file of {} bytes among files of {}", file.data_.size(), bytes_);
-    }
-    auto* place = const_cast<std::byte*>(data_.data()) + i * stride_;
-    if (!move_mapping(const_cast<std::byte*>(file.data_.data()), bytes_, place)) {
-        return fail_errno(errno, "mapping a file");
-    }
-    file.data_ = {};
-    return {};
 }
 
 }  // namespace linkcpp

@@ -39,10 +39,6 @@ std::optional<std::uint32_t> peer_uid(int socket_fd);
 // wish.
 void prefer_large_pages(void* address, std::size_t n_bytes);
 
-// Moves a mapping of whole pages to addresses that this process has reserved, in the place of what is mapped there.
-// False on an error, with errno; nothing has changed then.
-bool move_mapping(void* from, std::size_t n_bytes, void* to);
-
 // Copies `length` bytes between files at the same or different offsets, inside the kernel where it can.
 Status copy_range(int from, std::uint64_t from_offset, int to, std::uint64_t to_offset, std::uint64_t length,
                   std::string_view from_name, std::string_view to_name);

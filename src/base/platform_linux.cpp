@@ -124,10 +124,6 @@ void prefer_large_pages(void* address, std::size_t n_bytes) {
     if (begin < end) { ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE); }
 }
 
-bool move_mapping(void* from, std::size_t n_bytes, void* to) {
-    return ::mremap(from, n_bytes, n_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) != MAP_FAILED;
-}
-
 std::optional<std::uint32_t> peer_uid(int socket_fd) {
     ucred credentials{};
     socklen_t size = sizeof credentials;

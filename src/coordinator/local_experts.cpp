@@ -42,7 +42,10 @@ Result<std::uint32_t> LocalExperts::hold(const model::MoeLayer& layer, std::uint
     model::MoeLayer alone = layer;  // a layer of its own for the engine
     alone.layer = next_key_++;
     const std::array experts{static_cast<std::uint16_t>(expert)};
-    const auto source = [&](std::uint32_t, std::uint32_t) -> Result<expert::Slice> { return expert::Slice{slice, {}}; };
+    const auto source = [&](std::uint32_t, std::uint32_t, std::span<std::byte> to) -> Status {
+        std::ranges::copy(slice, to.begin());
+        return {};
+    };
     LINKCPP_CHECK(engine_->hold(0, alone, experts, source));
     held_.push_front({layer.layer, expert, alone.layer, slice.size()});
     index_[{layer.layer, expert}] = held_.begin();

@@ -25,8 +25,7 @@ constexpr std::uint32_t kCachedPairs = 32;
 // About what stays in a core's caches between computing rows, sending them and reading the next ones.
 constexpr std::size_t kStretchBytes = 1u << 20;
 constexpr std::size_t kMaxTensors = kMaxFfnNodes;
-// Half of what Linux lets a process map when nobody has set vm.max_map_count; slices beyond are copied.
-constexpr std::size_t kMaxFiles = 32768;
+constexpr std::size_t kWeightAlignment = 32;  // GGUF_DEFAULT_ALIGNMENT
 
 ggml_context_ptr make_context(std::size_t n_tensors, bool graph) {
     const std::size_t bytes =
@@ -55,17 +54,15 @@ bool is_grouped(std::span<const Pair> pairs) {
     return true;
 }
 
-// Whether a CPU can compute from slices that stay in their files: each begins a page, so small ones would waste
-// memory, and kernels want weights to begin where a GGUF has them begin.
-bool can_stay_in_files(const MoeLayer& layer) {
-    constexpr std::uint64_t kMinBytes = 64u << 10;
-    constexpr std::uint64_t kAlignment = 32;  // GGUF_DEFAULT_ALIGNMENT
+// Whether the weights can be computed from where they lie in a slice: kernels want them to begin where a GGUF has them
+// begin.
+bool are_aligned_in_slice(const MoeLayer& layer) {
     std::uint64_t offset = 0;
     for (const model::ExpertTensor& tensor : layer.tensors) {
-        if (model::is_weight(tensor.role) && offset % kAlignment != 0) { return false; }
+        if (model::is_weight(tensor.role) && offset % kWeightAlignment != 0) { return false; }
         offset += tensor.slab_bytes;
     }
-    return layer.slice_bytes() >= kMinBytes;
+    return true;
 }
 
 }  // namespace
@@ -98,10 +95,9 @@ struct Engine::Layer {
     MoeLayer layer;
     std::vector<std::int32_t> local;  // the model's expert id → position in the tensors, -1: not held
     ggml_context_ptr context;
-    MappedArray files;  // the slices, where they stay in their files
-    std::size_t n_files = 0;
-    ggml_backend_buffer_ptr mapped;
-    ggml_backend_buffer_ptr buffer;  // of all that is copied
+    ggml_backend_buffer_ptr slices;  // whole slices, the weights in them; none: all is in `buffer`
+    std::size_t stride = 0;          // from one slice to the next
+    ggml_backend_buffer_ptr buffer;
     FfnTensors tensors;
     std::map<Shape, std::unique_ptr<Graph>> graphs;
     std::uint64_t bytes = 0;
@@ -154,54 +150,51 @@ Status Engine::start() {
     return {};
 }
 
-Status Engine::make_tensors(Layer& held, std::uint32_t n_local, bool from_files) {
+Status Engine::make_tensors(Layer& held, std::uint32_t n_local) {
     held.context = make_context(kMaxTensors, false);
     for (const model::ExpertTensor& tensor : held.layer.tensors) {
         const auto [a, b, c] = tensor.shape_with(n_local);
         held.tensors[tensor.role] = ggml_new_tensor_3d(held.context.get(), tensor.type, a, b, c);
         held.bytes += tensor.slab_bytes * n_local;
     }
-    if (from_files) { LINKCPP_CHECK(place_weights(held, n_local)); }
+    if (host_memory_ && are_aligned_in_slice(held.layer)) { LINKCPP_CHECK(place_in_slices(held, n_local)); }
     // Allocates what has no place yet.
     if (std::ranges::any_of(held.tensors, [](const auto& entry) { return entry.second->data == nullptr; })) {
         held.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(held.context.get(),
                                                                    ggml_backend_get_default_buffer_type(backend_)));
-        if (!held.buffer) {
-            return fail(ErrorKind::overloaded, "device {}: no room for {} bytes of layer {}", device_.name, held.bytes,
-                        held.layer.layer);
-        }
+        if (!held.buffer) { return no_room(held); }
         ggml_backend_buffer_set_usage(held.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-        if (host_memory_) {
-            prefer_large_pages(ggml_backend_buffer_get_base(held.buffer.get()),
-                               ggml_backend_buffer_get_size(held.buffer.get()));
-        }
     }
     return check_operations(held);
 }
 
 // Gives the weights their places in an array of slices: from one expert to the next it is a whole slice.
-Status Engine::place_weights(Layer& held, std::uint32_t n_local) {
-    LINKCPP_TRY(held.files, MappedArray::reserve(n_local, held.layer.slice_bytes()));
-    held.n_files = n_local;
-    const std::size_t size = held.files.bytes().size();
-    auto* base = const_cast<std::byte*>(held.files.bytes().data());  // weights: ggml only reads them
-    held.mapped.reset(ggml_backend_dev_buffer_from_host_ptr(device_.handle, base, size, size));
-    if (!held.mapped) {
-        return fail(ErrorKind::unsupported, "device {}: cannot compute from mapped memory", device_.name);
-    }
+Status Engine::place_in_slices(Layer& held, std::uint32_t n_local) {
+    held.stride = GGML_PAD(held.layer.slice_bytes(), kWeightAlignment);
+    const std::size_t bytes = n_local * held.stride;
+    held.slices.reset(ggml_backend_buft_alloc_buffer(ggml_backend_get_default_buffer_type(backend_), bytes));
+    if (!held.slices) { return no_room(held); }
+    ggml_backend_buffer_set_usage(held.slices.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    auto* base = static_cast<std::byte*>(ggml_backend_buffer_get_base(held.slices.get()));
+    prefer_large_pages(base, bytes);
     std::size_t offset = 0;
     for (const model::ExpertTensor& tensor : held.layer.tensors) {
         if (model::is_weight(tensor.role)) {
             ggml_tensor* weight = held.tensors[tensor.role];
-            weight->nb[2] = held.files.stride();
+            weight->nb[2] = held.stride;
             weight->nb[3] = weight->nb[2] * n_local;
-            if (ggml_backend_tensor_alloc(held.mapped.get(), weight, base + offset) != GGML_STATUS_SUCCESS) {
+            if (ggml_backend_tensor_alloc(held.slices.get(), weight, base + offset) != GGML_STATUS_SUCCESS) {
                 return fail(ErrorKind::failed, "device {}: {} has no place", device_.name, tensor.name);
             }
         }
         offset += tensor.slab_bytes;
     }
     return {};
+}
+
+std::unexpected<Error> Engine::no_room(const Layer& held) const {
+    return fail(ErrorKind::overloaded, "device {}: no room for {} bytes of layer {}", device_.name, held.bytes,
+                held.layer.layer);
 }
 
 // Asks the device before the first request does.
@@ -243,25 +236,24 @@ Status Engine::hold(std::uint64_t model, const MoeLayer& layer, std::span<const 
         }
         held->local[experts[i]] = static_cast<std::int32_t>(i);
     }
-    LINKCPP_TRY(Slice slice, source(layer.layer, experts.front()));
-    const bool from_files = host_memory_ && !slice.file.bytes().empty() && can_stay_in_files(layer) &&
-                            n_files() + experts.size() <= kMaxFiles;
-    LINKCPP_CHECK(make_tensors(*held, static_cast<std::uint32_t>(experts.size()), from_files));
+    LINKCPP_CHECK(make_tensors(*held, static_cast<std::uint32_t>(experts.size())));
+    const std::size_t slice_bytes = layer.slice_bytes();
+    Bytes elsewhere(held->slices ? 0 : slice_bytes);
     for (std::size_t i = 0; i < experts.size(); ++i) {
-        if (i > 0) { LINKCPP_TRY(slice, source(layer.layer, experts[i])); }
-        if (slice.bytes.size() != layer.slice_bytes()) {
-            return fail(ErrorKind::corrupt, "slice {}/{}: expected {} bytes, got {}", layer.layer, experts[i],
-                        layer.slice_bytes(), slice.bytes.size());
-        }
+        const std::span<std::byte> slice =
+            held->slices ? std::span(static_cast<std::byte*>(ggml_backend_buffer_get_base(held->slices.get())) +
+                                         i * held->stride,
+                                     slice_bytes)
+                         : std::span(elsewhere);
+        LINKCPP_CHECK(source(layer.layer, experts[i], slice));
         std::size_t offset = 0;
         for (const model::ExpertTensor& tensor : layer.tensors) {
-            if (!from_files || !model::is_weight(tensor.role)) {
-                ggml_backend_tensor_set(held->tensors[tensor.role], slice.bytes.data() + offset, i * tensor.slab_bytes,
+            if (!held->slices || !model::is_weight(tensor.role)) {
+                ggml_backend_tensor_set(held->tensors[tensor.role], slice.data() + offset, i * tensor.slab_bytes,
                                         tensor.slab_bytes);
             }
             offset += tensor.slab_bytes;
         }
-        if (from_files) { LINKCPP_CHECK(held->files.place(i, std::move(slice.file))); }
     }
     put(layer.layer, std::move(held));
     return {};
@@ -284,13 +276,6 @@ void Engine::put(std::uint32_t layer, std::shared_ptr<Layer> held) {
 bool Engine::holds(std::uint32_t layer, std::uint32_t expert) const {
     const auto held = find(layer);
     return held && expert < held->local.size() && held->local[expert] >= 0;
-}
-
-std::size_t Engine::n_files() const {
-    const std::lock_guard lock(mutex_);
-    std::size_t n = 0;
-    for (const auto& [number, held] : layers_) { n += held->n_files; }
-    return n;
 }
 
 std::uint64_t Engine::shard_bytes() const {

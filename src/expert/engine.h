@@ -15,7 +15,6 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "base/file.h"
 #include "base/raw_buffer.h"
 #include "expert/device.h"
 #include "model/moe.h"
@@ -38,13 +37,8 @@ struct Batch {
     std::optional<model::Role> product;  // nothing: the whole FFN, and n_in and n_out are n_embd
 };
 
-// MoeLayer::slice_bytes() bytes, valid until the next one is asked for.
-struct Slice {
-    ByteView bytes;
-    MappedFile file;  // which holds these bytes and no others, or none
-};
-// Gives the slice (layer, expert): all of a layer from files, or none.
-using SliceSource = std::function<Result<Slice>(std::uint32_t layer, std::uint32_t expert)>;
+// Fills `to` with the slice (layer, expert): MoeLayer::slice_bytes() bytes.
+using SliceSource = std::function<Status(std::uint32_t layer, std::uint32_t expert, std::span<std::byte> to)>;
 
 // The rows {n_out, n} of the pairs first, first + 1, …, first + n - 1.
 struct RowPart {
@@ -66,9 +60,9 @@ class Engine {
     Engine& operator=(const Engine&) = delete;
 
     // Makes `experts` (ascending, at least one) of `model` what is held of that layer, in the place of what was. A CPU
-    // keeps slices that come as files where they are; all else is copied. On an error what was held stays. Errors:
-    // those of `source`, unsupported (the device cannot compute this type), overloaded (not enough memory on the
-    // device), not_found (no such expert), corrupt (a slice of another size).
+    // computes from where `source` has written to. On an error what was held stays. Errors: those of `source`,
+    // unsupported (the device cannot compute this type), overloaded (not enough memory on the device), not_found (no
+    // such expert).
     Status hold(std::uint64_t model, const model::MoeLayer& layer, std::span<const std::uint16_t> experts,
                 const SliceSource& source);
     void drop(std::uint32_t layer);
@@ -98,8 +92,9 @@ class Engine {
 
     Engine(Device device, unsigned n_threads);
     Status start();
-    Status make_tensors(Layer& held, std::uint32_t n_local, bool from_files);
-    Status place_weights(Layer& held, std::uint32_t n_local);
+    Status make_tensors(Layer& held, std::uint32_t n_local);
+    std::unexpected<Error> no_room(const Layer& held) const;
+    Status place_in_slices(Layer& held, std::uint32_t n_local);
     Status check_operations(const Layer& held) const;
     static Status check(const Layer& held, const Batch& batch);
     struct Shape;
@@ -115,7 +110,6 @@ class Engine {
     void* threadpool_ = nullptr;
     bool host_memory_ = false;  // tensors lie in memory that this process can read and write directly
     std::shared_ptr<Layer> find(std::uint32_t layer) const;
-    std::size_t n_files() const;
     void put(std::uint32_t layer, std::shared_ptr<Layer> held);
 
     mutable std::mutex mutex_;  // guards layers_, not what the layers hold

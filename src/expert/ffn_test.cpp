@@ -35,6 +35,13 @@ const std::vector<Role> kUngated{Role::up, Role::down};
 // Every kind of FFN on the CPU, with weights in memory.
 class FfnTest : public testing::TestWithParam<Variant> {
   protected:
+    SliceSource source() {
+        return [this](std::uint32_t, std::uint32_t e, std::span<std::byte> to) -> Status {
+            std::ranges::copy(slice(e), to.begin());
+            return {};
+        };
+    }
+
     void SetUp() override {
         layer_.n_expert = kExperts;
         layer_.n_expert_used = 2;
@@ -53,8 +60,7 @@ class FfnTest : public testing::TestWithParam<Variant> {
         load_backends();
         engine_ = Engine::open(choose_device(devices(), "CPU").value(), 1).value();
         const std::vector<std::uint16_t> all{0, 1, 2, 3};
-        const Status held = engine_->hold(
-            0, layer_, all, [&](std::uint32_t, std::uint32_t e) -> Result<Slice> { return Slice{slice(e), {}}; });
+        const Status held = engine_->hold(0, layer_, all, source());
         ASSERT_TRUE(held) << held.error().message;
     }
 
@@ -162,8 +168,7 @@ TEST_P(FfnTest, products_one_at_a_time_have_the_widths_of_their_weights) {
 TEST_P(FfnTest, an_unknown_activation_is_held_for_its_products_alone) {
     model::MoeLayer unknown = layer_;
     unknown.activation = {Activation::unknown, {}};
-    ASSERT_TRUE(engine_->hold(0, unknown, std::vector<std::uint16_t>{0},
-                              [&](std::uint32_t, std::uint32_t e) -> Result<Slice> { return Slice{slice(e), {}}; }));
+    ASSERT_TRUE(engine_->hold(0, unknown, std::vector<std::uint16_t>{0}, source()));
     const std::vector<Pair> one{{0, 0, 0}};
     const std::span<const float> row = std::span(rows_).first(kEmbd);
     std::vector<float> out(kEmbd);

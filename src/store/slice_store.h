@@ -3,10 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "base/file.h"
 #include "base/sha256.h"
 
 namespace linkcpp::store {
@@ -18,9 +18,9 @@ class SliceStore {
     static Result<SliceStore> open(const std::filesystem::path& dir);
 
     bool has(const Digest& hash) const;
-    // The slice, mapped, its hash checked. A file whose bytes do not have its hash is deleted.
-    // Errors: not_found, corrupt.
-    Result<MappedFile> get(const Digest& hash) const;
+    // Fills `to` with the slice and checks its hash. A file whose bytes do not have its hash is deleted.
+    // Errors: not_found, corrupt (`to` holds anything then).
+    Status read(const Digest& hash, std::span<std::byte> to) const;
     // Checks the hash, then writes. Errors: corrupt (the bytes have another hash), failed (disk full; nothing is left).
     Status put(const Digest& hash, ByteView bytes) const;
 

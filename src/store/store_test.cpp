@@ -26,10 +26,21 @@ class Store : public testing::Test {
 
 TEST_F(Store, what_is_put_can_be_got) {
     EXPECT_FALSE(store_.has(hash_));
-    EXPECT_EQ(store_.get(hash_).error().kind, ErrorKind::not_found);
+    Bytes slice(7);
+    EXPECT_EQ(store_.read(hash_, slice).error().kind, ErrorKind::not_found);
     ASSERT_TRUE(store_.put(hash_, as_bytes("a slice")));
     EXPECT_TRUE(store_.has(hash_));
-    EXPECT_EQ(as_text(store_.get(hash_)->bytes()), "a slice");
+    ASSERT_TRUE(store_.read(hash_, slice));
+    EXPECT_EQ(as_text(slice), "a slice");
+}
+
+TEST_F(Store, a_slice_of_several_pieces_is_read_whole) {
+    Bytes bytes(1'000'003);
+    for (std::size_t i = 0; i < bytes.size(); ++i) { bytes[i] = static_cast<std::byte>(i * 7 + i / 997); }
+    ASSERT_TRUE(store_.put(sha256(bytes), bytes));
+    Bytes read(bytes.size());
+    ASSERT_TRUE(store_.read(sha256(bytes), read));
+    EXPECT_EQ(read, bytes);
 }
 
 TEST_F(Store, bytes_with_another_hash_are_refused_and_leave_nothing) {
@@ -41,10 +52,23 @@ TEST_F(Store, a_damaged_file_is_noticed_and_removed) {
     ASSERT_TRUE(store_.put(hash_, as_bytes("a slice")));
     for (const auto& entry : fs::recursive_directory_iterator(dir_)) {
         if (!entry.is_regular_file()) { continue; }
-        std::filesystem::permissions(entry.path(), std::filesystem::perms::owner_all);
+        fs::permissions(entry.path(), fs::perms::owner_all);
         std::ofstream(entry.path()) << "a Slice";
     }
-    EXPECT_EQ(store_.get(hash_).error().kind, ErrorKind::corrupt);
+    Bytes slice(7);
+    EXPECT_EQ(store_.read(hash_, slice).error().kind, ErrorKind::corrupt);
+    EXPECT_FALSE(store_.has(hash_));
+}
+
+TEST_F(Store, a_file_cut_short_is_noticed_and_removed) {
+    ASSERT_TRUE(store_.put(hash_, as_bytes("a slice")));
+    for (const auto& entry : fs::recursive_directory_iterator(dir_)) {
+        if (!entry.is_regular_file()) { continue; }
+        fs::permissions(entry.path(), fs::perms::owner_all);
+        fs::resize_file(entry.path(), 0);
+    }
+    Bytes slice(7);
+    EXPECT_EQ(store_.read(hash_, slice).error().kind, ErrorKind::corrupt);
     EXPECT_FALSE(store_.has(hash_));
 }
 

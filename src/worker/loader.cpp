@@ -1,5 +1,7 @@
 #include "worker/loader.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "base/units.h"
 
@@ -88,32 +90,33 @@ Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
 
 Status Loader::load_layer(const std::stop_token& stop, const Assignment& assignment, const model::MoeLayer& layer,
                           std::span<const std::uint16_t> experts) {
-    const auto source = [&](std::uint32_t number, std::uint32_t expert) -> Result<expert::Slice> {
-        LINKCPP_TRY(MappedFile file, slice(stop, assignment, number, expert));
-        const ByteView bytes = file.bytes();
+    const auto source = [&](std::uint32_t number, std::uint32_t expert, std::span<std::byte> to) -> Status {
+        LINKCPP_CHECK(read_slice(stop, assignment, number, expert, to));
         const std::lock_guard lock(mutex_);
-        state_.done_bytes += bytes.size();
-        return expert::Slice{bytes, std::move(file)};
+        state_.done_bytes += to.size();
+        return {};
     };
     return engine_.hold(assignment.model_id.prefix(), layer, experts, source);
 }
 
-Result<MappedFile> Loader::slice(const std::stop_token& stop, const Assignment& assignment, std::uint32_t layer,
-                                 std::uint32_t expert) {
+Status Loader::read_slice(const std::stop_token& stop, const Assignment& assignment, std::uint32_t layer,
+                          std::uint32_t expert, std::span<std::byte> to) {
     const Digest* hash = assignment.manifest->slice(layer, expert);
-    const model::MoeLayer* described = assignment.manifest->model.find(layer);
-    if (hash == nullptr || described == nullptr) {
-        return fail(ErrorKind::corrupt, "slice {}/{} is not in the manifest", layer, expert);
-    }
+    if (hash == nullptr) { return fail(ErrorKind::corrupt, "slice {}/{} is not in the manifest", layer, expert); }
     if (store_.has(*hash)) {
-        auto mapped = store_.get(*hash);
-        if (mapped) { return mapped; }
-        log_warn("{}; fetched again", mapped.error().message);
+        const Status status = store_.read(*hash, to);
+        if (status) { return {}; }
+        log_warn("{}; fetched again", status.error().message);
     }
-    LINKCPP_TRY(const Bytes bytes, client_->get(fmt::format("/slice/{}", hash->hex()), described->slice_bytes(),
+    LINKCPP_TRY(const Bytes bytes, client_->get(fmt::format("/slice/{}", hash->hex()), to.size(),
                                                 [&](std::uint64_t) { return !stop.stop_requested(); }));
     LINKCPP_CHECK(store_.put(*hash, bytes));
-    return store_.get(*hash);
+    if (bytes.size() != to.size()) {
+        return fail(ErrorKind::corrupt, "slice {}/{}: expected {} bytes, got {}", layer, expert, to.size(),
+                    bytes.size());
+    }
+    std::ranges::copy(bytes, to.begin());
+    return {};
 }
 
 }  // namespace linkcpp::worker

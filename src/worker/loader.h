@@ -63,8 +63,8 @@ class Loader {
     Status run(const std::stop_token& stop, const Assignment& assignment);
     Status load_layer(const std::stop_token& stop, const Assignment& assignment, const model::MoeLayer& layer,
                       std::span<const std::uint16_t> experts);
-    Result<MappedFile> slice(const std::stop_token& stop, const Assignment& assignment, std::uint32_t layer,
-                             std::uint32_t expert);
+    Status read_slice(const std::stop_token& stop, const Assignment& assignment, std::uint32_t layer,
+                      std::uint32_t expert, std::span<std::byte> to);
 
     expert::Engine& engine_;
     const store::SliceStore& store_;
