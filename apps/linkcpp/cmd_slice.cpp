@@ -35,8 +35,9 @@ void add_slice(CLI::App& app) {
     CLI::App* command = app.add_subcommand("slice", "Cuts some experts of one layer out of a model, byte for byte");
     command->add_option("MODEL", options->model, "A GGUF model, or any one of its splits")->required();
     command
-        ->add_option("--layer", options->layer,
-                     "The layer, counted from 0; a block's second set of experts: 1024 higher")
+        ->add_option(
+            "--layer", options->layer,
+            fmt::format("The layer, counted from 0; a block's second set of experts: {} higher", model::kSecondSet))
         ->required();
     command->add_option("--experts", options->experts, "The experts: 0-63 or 0-3,8")->required();
     command->add_option("-o,--out", options->out, "The GGUF to write")->required();

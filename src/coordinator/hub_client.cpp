@@ -123,9 +123,9 @@ void HubClient::run(const std::stop_token& stop) {
         Status status;
         if (auto hub = connect()) {
             log_info("registered with the hub at {}", options_.hub.hub.text());
-            const std::size_t n_routes = n_routes_;
+            const auto before = routes_;
             status = session(**hub, stop);
-            if (n_routes_ != n_routes) { delay = kFirstDelay; }  // a hub that serves another model is no good hub
+            if (routes_ != before) { delay = kFirstDelay; }  // a hub that serves another model is no good hub
         } else {
             status = std::unexpected(hub.error());
         }
@@ -241,7 +241,6 @@ Status HubClient::take_routes(const fb::RoutesT& message) {
     }
     LINKCPP_TRY(Routes routes, make_routes(message, manifest->model));
     routes_ = std::make_shared<const Routes>(std::move(routes));
-    ++n_routes_;
     dispatcher_.set_routes(routes_);
     const std::lock_guard lock(mutex_);
     have_routes_ = true;

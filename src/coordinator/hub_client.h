@@ -88,7 +88,6 @@ class HubClient {
     // Of the control thread alone.
     std::vector<Caller> callers_;
     std::shared_ptr<const Routes> routes_;
-    std::size_t n_routes_ = 0;  // that have come
     wire::fb::WelcomeT welcome_;
 
     std::mutex mutex_;  // guards the four below

@@ -26,10 +26,9 @@ bool is_like(const ggml_tensor* tensor, const model::ExpertTensor& expected) {
 
 bool WeightCheck::claims(const ggml_tensor* tensor) {
     const std::string_view name = ggml_get_name(tensor);
-    const auto parsed = model::parse_expert_tensor_name(name);
-    if (!parsed) { return false; }
-    const std::uint32_t block = parsed->layer % model::kSecondSet;
     const Place place = find(name);
+    if (!place.name) { return false; }
+    const std::uint32_t block = place.name->layer % model::kSecondSet;
     const std::lock_guard lock(mutex_);
     // llama.cpp asks once for each tensor of a model, block by block.
     if (block < asked_layer_ || asked_.contains(name)) {
@@ -38,7 +37,7 @@ bool WeightCheck::claims(const ggml_tensor* tensor) {
     }
     asked_.emplace(name);
     asked_layer_ = block;
-    const bool described = is_unused(place, name) || (place.tensor != nullptr && is_like(tensor, *place.tensor));
+    const bool described = place.is_unused() || (place.tensor != nullptr && is_like(tensor, *place.tensor));
     is_another_ = is_another_ || !described;
     return !is_another_;
 }
@@ -53,7 +52,7 @@ Status WeightCheck::announce(const ggml_tensor* tensor) {
     }
     const Place place = find(name);
     const model::ExpertTensor* expected = place.tensor;
-    if (is_unused(place, name)) { return {}; }
+    if (place.is_unused()) { return {}; }
     if (expected == nullptr) {
         return fail(ErrorKind::invalid,
                     "{}: the model that the hub serves ({}) has no such tensor; give this program the "
@@ -88,12 +87,7 @@ std::uint32_t WeightCheck::sampled_expert(const model::MoeLayer& layer) const {
 WeightCheck::Place WeightCheck::find(std::string_view tensor) const {
     const auto parsed = model::parse_expert_tensor_name(tensor);
     const model::MoeLayer* layer = parsed ? manifest_->model.find(parsed->layer) : nullptr;
-    return {layer, layer != nullptr ? layer->find(parsed->role) : nullptr};
-}
-
-bool WeightCheck::is_unused(const Place& place, std::string_view tensor) {
-    const auto parsed = model::parse_expert_tensor_name(tensor);
-    return place.layer != nullptr && place.tensor == nullptr && !model::is_weight(parsed->role);
+    return {parsed, layer, layer != nullptr ? layer->find(parsed->role) : nullptr};
 }
 
 WeightCheck::Sample& WeightCheck::sample_of(const Place& place) {
@@ -104,9 +98,9 @@ WeightCheck::Sample& WeightCheck::sample_of(const Place& place) {
 
 Status WeightCheck::add(std::string_view tensor, std::size_t offset, ByteView bytes) {
     const Place place = find(tensor);
-    if (is_unused(place, tensor)) { return {}; }
+    if (place.is_unused()) { return {}; }
     if (place.tensor == nullptr) { return another_model(tensor); }
-    const auto [layer, described] = place;
+    const auto& [name, layer, described] = place;
     const std::lock_guard lock(mutex_);
     Sample& sample = sample_of(place);
     if (const auto stamp = offset == 0 ? model::decode_backbone_stamp(bytes) : std::nullopt) {

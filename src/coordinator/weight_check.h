@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -51,12 +52,14 @@ class WeightCheck {
     };
     // The served model's tensor of that name; null where it has none.
     struct Place {
+        std::optional<model::ExpertTensorName> name;  // nothing: not an expert tensor's
         const model::MoeLayer* layer = nullptr;
         const model::ExpertTensor* tensor = nullptr;
+
+        // A bias or scale of the file that no expert uses.
+        bool is_unused() const { return layer != nullptr && tensor == nullptr && !model::is_weight(name->role); }
     };
     Place find(std::string_view tensor) const;
-    // A bias or scale of the file that no expert uses.
-    static bool is_unused(const Place& place, std::string_view tensor);
     Sample& sample_of(const Place& place);
     Status finish(const model::MoeLayer& layer, Layer& state) const;
 

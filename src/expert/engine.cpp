@@ -96,7 +96,7 @@ struct Engine::Layer {
     std::vector<std::int32_t> local;  // the model's expert id → position in the tensors, -1: not held
     ggml_context_ptr context;
     ggml_backend_buffer_ptr slices;  // whole slices, the weights in them; none: all is in `buffer`
-    std::size_t stride = 0;          // from one slice to the next
+    std::size_t stride = 0;          // from one slice to the next; 0 without them
     ggml_backend_buffer_ptr buffer;
     FfnTensors tensors;
     std::map<Shape, std::unique_ptr<Graph>> graphs;
@@ -238,13 +238,12 @@ Status Engine::hold(std::uint64_t model, const MoeLayer& layer, std::span<const 
     }
     LINKCPP_CHECK(make_tensors(*held, static_cast<std::uint32_t>(experts.size())));
     const std::size_t slice_bytes = layer.slice_bytes();
-    Bytes elsewhere(held->slices ? 0 : slice_bytes);
+    // Without an array of slices (stride 0) each is read to the same place aside.
+    Bytes aside(held->slices ? 0 : slice_bytes);
+    auto* const first =
+        held->slices ? static_cast<std::byte*>(ggml_backend_buffer_get_base(held->slices.get())) : aside.data();
     for (std::size_t i = 0; i < experts.size(); ++i) {
-        const std::span<std::byte> slice =
-            held->slices ? std::span(static_cast<std::byte*>(ggml_backend_buffer_get_base(held->slices.get())) +
-                                         i * held->stride,
-                                     slice_bytes)
-                         : std::span(elsewhere);
+        const std::span<std::byte> slice(first + i * held->stride, slice_bytes);
         LINKCPP_CHECK(source(layer.layer, experts[i], slice));
         std::size_t offset = 0;
         for (const model::ExpertTensor& tensor : layer.tensors) {

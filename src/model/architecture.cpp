@@ -99,10 +99,6 @@ float limit_of(const GgufFile& file, const std::string& architecture, std::uint3
     return layer < values->size() ? static_cast<float>((*values)[layer]) : 0;
 }
 
-}  // namespace
-
-namespace {
-
 ActivationOf described_activation(const GgufFile& file, std::uint32_t layer, bool gated, bool merged) {
     const std::string architecture = file.architecture();
     const Entry known = find(architecture) != nullptr ? *find(architecture) : Entry{};

@@ -101,9 +101,7 @@ class Placer {
         for (const Holder& holder : holders_) { weights.push_back(static_cast<double>(holder.memory_bytes)); }
         const std::vector<std::uint64_t> quota = quotas(weights, n_expert * copy, n_expert, layer);
         std::vector<std::uint64_t> used;
-        for (const Holdings& h : placement_.holders) {
-            used.push_back(static_cast<std::uint64_t>(std::ranges::count(h[layer], true)));
-        }
+        for (std::size_t i = 0; i < holders_.size(); ++i) { used.push_back(n_held(i, layer)); }
         std::vector<std::size_t> copies(n_expert);
         for (std::size_t e = 0; e < n_expert; ++e) { copies[e] = n_copies(layer, e); }
 
@@ -137,21 +135,27 @@ class Placer {
     // Finds `expert` a place where those below their quota hold it already: one of them takes an expert from a holder
     // that lacks this one. What that holder would have to fetch goes first.
     bool exchange(std::size_t layer, std::size_t expert, const std::vector<std::uint64_t>& quota) {
-        const std::size_t n_expert = model_.layers[layer].n_expert;
+        const auto holds_it = [&](std::size_t i) { return placement_.holders[i][layer][expert]; };
         for (const bool fetched : {true, false}) {
             for (std::size_t taker = 0; taker < holders_.size(); ++taker) {
-                if (n_held(taker, layer) >= quota[taker] || !placement_.holders[taker][layer][expert]) { continue; }
+                if (!holds_it(taker) || n_held(taker, layer) >= quota[taker]) { continue; }
                 for (std::size_t giver = 0; giver < holders_.size(); ++giver) {
-                    if (placement_.holders[giver][layer][expert]) { continue; }
-                    for (std::size_t e = 0; e < n_expert; ++e) {
-                        if (!placement_.holders[giver][layer][e] || has(holders_[giver], layer, e) == fetched ||
-                            !give(taker, layer, e)) {
-                            continue;
-                        }
-                        take(giver, layer, e);
+                    if (!holds_it(giver) && hand_over(giver, taker, layer, fetched)) {
                         return give(giver, layer, expert);
                     }
                 }
+            }
+        }
+        return false;
+    }
+
+    // One expert of `giver` that `taker` lacks: of those that the giver has not yet (`fetched`), or of those it has.
+    bool hand_over(std::size_t giver, std::size_t taker, std::size_t layer, bool fetched) {
+        for (std::size_t e = 0; e < model_.layers[layer].n_expert; ++e) {
+            if (placement_.holders[giver][layer][e] && has(holders_[giver], layer, e) != fetched &&
+                give(taker, layer, e)) {
+                take(giver, layer, e);
+                return true;
             }
         }
         return false;
