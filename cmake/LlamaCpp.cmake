@@ -5,6 +5,20 @@
 #   llama::llama    libllama
 # and the variable LINKCPP_LLAMA_BIN: the folder of llama.cpp's programs, shared libraries and backend modules.
 
+if(LINKCPP_WORKER_ONLY)
+  # ggml alone, with its CPU backend inside, from `scripts/llama-cpp --static-for`.
+  find_package(Threads REQUIRED)
+  add_library(ggml::base STATIC IMPORTED GLOBAL)
+  set_target_properties(ggml::base PROPERTIES IMPORTED_LOCATION ${LINKCPP_STATIC_GGML}/lib/libggml-base.a
+                                              INTERFACE_INCLUDE_DIRECTORIES ${LINKCPP_STATIC_GGML}/include)
+  target_link_libraries(ggml::base INTERFACE Threads::Threads m)
+  add_library(ggml::ggml STATIC IMPORTED GLOBAL)
+  set_target_properties(ggml::ggml PROPERTIES IMPORTED_LOCATION ${LINKCPP_STATIC_GGML}/lib/libggml.a)
+  target_link_libraries(ggml::ggml INTERFACE ${LINKCPP_STATIC_GGML}/lib/libggml-cpu.a ggml::base)
+  target_compile_definitions(ggml::ggml INTERFACE LINKCPP_LLAMA_BIN="") # no modules to load
+  return()
+endif()
+
 set(llama_cpp_command ${CMAKE_CURRENT_SOURCE_DIR}/scripts/llama-cpp)
 if(LINKCPP_LLAMA_CPP)
   list(APPEND llama_cpp_command --checkout ${LINKCPP_LLAMA_CPP})

@@ -29,8 +29,6 @@ struct JoinArguments {
     unsigned n_threads = 0;
 };
 
-constexpr unsigned kMaxThreads = 1024;
-
 // A key of its own for each worker on this machine: the first name "NAME", "NAME-2", … whose key nobody else uses now.
 struct OwnIdentity {
     std::string name;

@@ -9,6 +9,9 @@
 
 namespace linkcpp::cli {
 
+// Of a CPU device.
+inline constexpr unsigned kMaxThreads = 1024;
+
 void add_serve(CLI::App& app);
 void add_join(CLI::App& app);
 void add_exec(CLI::App& app);
@@ -19,6 +22,9 @@ void add_manifest(CLI::App& app);
 void add_slice(CLI::App& app);
 void add_backbone(CLI::App& app);
 void add_synth(CLI::App& app);
+void add_probe(CLI::App& app);
+void add_compare(CLI::App& app);
+void add_verify(CLI::App& app);
 
 // Runs `work` when `command` is given. An error is one line on standard error, and exit status 1.
 void run_or_exit(CLI::App* command, std::function<Status()> work);

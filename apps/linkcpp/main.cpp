@@ -54,10 +54,15 @@ int run(int argc, char** argv) {
         return fmt::format("linkcpp: error: {}{}; see --help\n", error.what(),
                            hint ? " (llama-server's own arguments go behind --)" : "");
     });
+#ifdef LINKCPP_WORKER_ONLY
+    app.footer(
+        "This build has what a worker needs. Start with: linkcpp join LINE, with the line that linkcpp serve prints");
+#else
     app.footer("Start with: linkcpp serve -m model.gguf --local-workers 2");
     add_serve(app);
-    add_join(app);
     add_exec(app);
+#endif
+    add_join(app);
     add_status(app);
     add_devices(app);
     add_inspect(app);
@@ -65,6 +70,9 @@ int run(int argc, char** argv) {
     add_slice(app);
     add_backbone(app);
     add_synth(app);
+    add_probe(app);
+    add_compare(app);
+    add_verify(app);
 
     // Under the name linkcpp-expert-worker the program is `linkcpp join`.
     std::vector<std::string> arguments(argv + 1, argv + argc);

@@ -52,6 +52,17 @@ void die_with_parent();
 // The folder of the running executable.
 std::filesystem::path executable_dir();
 
+// A shared library in this process.
+struct LoadedLibrary {
+    std::string name;      // the file's, links followed: "libcuda.so.570.86.10"
+    std::string build_id;  // hexadecimal; empty where the file has none
+
+    bool operator==(const LoadedLibrary&) const = default;
+};
+std::vector<LoadedLibrary> loaded_libraries();
+// "x86_64", "aarch64"
+std::string machine_name();
+
 // n bytes from the system's random source, as hexadecimal text.
 std::string random_hex(std::size_t n_bytes);
 

@@ -10,11 +10,13 @@
 #include <vector>
 
 #include <fcntl.h>
+#include <link.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "base/bytes.h"
@@ -38,6 +40,25 @@ std::uint64_t proc_kib_field(const char* file, std::string_view name) {
         return kib * 1024;
     }
     return 0;
+}
+
+// The build id among an ELF file's notes: each is three numbers (length of the name, length of the rest, type), the
+// name, and the rest, both padded to four bytes.
+std::string build_id_in(ByteView notes) {
+    constexpr std::size_t kHeader = 12;
+    const auto padded = [](std::size_t n) { return (n + 3) / 4 * 4; };
+    while (notes.size() >= kHeader) {
+        const auto n_name = load_le<std::uint32_t>(notes.data());
+        const auto n_rest = load_le<std::uint32_t>(notes.data() + 4);
+        const auto type = load_le<std::uint32_t>(notes.data() + 8);
+        const std::size_t n_bytes = kHeader + padded(n_name) + padded(n_rest);
+        if (n_bytes > notes.size()) { return {}; }
+        if (type == NT_GNU_BUILD_ID && as_text(notes.subspan(kHeader, n_name)) == std::string_view("GNU\0", 4)) {
+            return to_hex(notes.subspan(kHeader + padded(n_name), n_rest));
+        }
+        notes = notes.subspan(n_bytes);
+    }
+    return {};
 }
 
 Result<fs::path> made(const fs::path& path) {
@@ -179,6 +200,31 @@ fs::path executable_dir() {
     std::error_code error;
     const fs::path self = fs::read_symlink("/proc/self/exe", error);
     return error ? fs::path(".") : self.parent_path();
+}
+
+std::vector<LoadedLibrary> loaded_libraries() {
+    std::vector<LoadedLibrary> libraries;
+    const auto add = [](dl_phdr_info* info, std::size_t, void* to) {
+        if (info->dlpi_name == nullptr || info->dlpi_name[0] == '\0') { return 0; }  // the program itself
+        std::error_code error;
+        const fs::path path = fs::canonical(info->dlpi_name, error);
+        LoadedLibrary library{error ? info->dlpi_name : path.filename().string(), {}};
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+            const ElfW(Phdr)& header = info->dlpi_phdr[i];
+            if (header.p_type != PT_NOTE) { continue; }
+            const auto* notes = reinterpret_cast<const std::byte*>(info->dlpi_addr + header.p_vaddr);
+            if (library.build_id.empty()) { library.build_id = build_id_in({notes, header.p_memsz}); }
+        }
+        static_cast<std::vector<LoadedLibrary>*>(to)->push_back(std::move(library));
+        return 0;
+    };
+    ::dl_iterate_phdr(add, &libraries);
+    return libraries;
+}
+
+std::string machine_name() {
+    utsname names{};
+    return ::uname(&names) == 0 ? names.machine : "unknown";
 }
 
 std::string random_hex(std::size_t n_bytes) {

@@ -38,6 +38,16 @@ Function device_function(const Device& device, const char* name) {
 // Loads the backend modules of `dir` (the build's own llama.cpp folder if empty) into ggml's registry, once a process.
 void load_backends(const std::filesystem::path& dir = {});
 
+// Loads one backend module, for whoever wants a certain one and no other, and returns its first device. Errors:
+// not_found, unsupported (no module, of another ggml, or for another processor).
+Result<Device> load_device(const std::filesystem::path& module);
+
+// What answers may depend on beside ggml's own version: the libraries that backends have brought into this process,
+// each with its build id, "libvulkan_lvp.so 3f2a90c1". Complete once something was computed.
+std::vector<std::string> driver_libraries();
+// "AVX2", "DOTPROD": as the backend names them.
+std::vector<std::string> features_of(const Device& device);
+
 // In the registry's order, our own device left out. CPU memory is what could be used without swapping.
 std::vector<Device> devices();
 

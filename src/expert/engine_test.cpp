@@ -270,38 +270,6 @@ TEST(ChooseDevice, takes_the_first_that_is_not_a_cpu_whatever_it_calls_itself) {
     EXPECT_EQ(choose_device({}).error().kind, ErrorKind::not_found);
 }
 
-// ---- metrics
-// ---------------------------------------------------------------------------------------------------------
-
-Difference of(std::vector<float> a, std::vector<float> b) {
-    return compare(std::span<const float>(a), std::span<const float>(b)).value();
-}
-
-TEST(Metrics, hand_worked_cases) {
-    const Difference d = of({3, 4}, {3, 0});
-    EXPECT_DOUBLE_EQ(d.cosine, 0.6);
-    EXPECT_DOUBLE_EQ(d.max_abs, 4);
-    EXPECT_DOUBLE_EQ(d.nmse, 16.0 / 9.0);
-    EXPECT_DOUBLE_EQ(d.relative_l2, 4.0 / 3.0);
-    EXPECT_FALSE(d.identical);
-    EXPECT_TRUE(of({1, -2}, {1, -2}).identical);
-    EXPECT_FALSE(of({0.0f}, {-0.0f}).identical);
-}
-
-TEST(Metrics, zero_vectors_not_a_number_and_lengths) {
-    EXPECT_DOUBLE_EQ(of({0, 0}, {0, 0}).cosine, 1);
-    EXPECT_DOUBLE_EQ(of({0, 0}, {0, 0}).nmse, 0);
-    EXPECT_DOUBLE_EQ(of({0, 0}, {1, 0}).cosine, 0);
-    EXPECT_TRUE(std::isinf(of({1, 0}, {0, 0}).nmse));
-    for (const float bad : {NAN, INFINITY, -INFINITY}) {
-        EXPECT_FALSE(of({bad, 1}, {bad, 1}).finite);
-        EXPECT_TRUE(std::isnan(of({1, 1}, {1, bad}).nmse));
-    }
-    const std::vector<float> one{1};
-    EXPECT_EQ(compare(std::span<const float>(one), std::span<const float>()).error().kind, ErrorKind::invalid);
-    EXPECT_EQ(compare(std::span<const float>(), std::span<const float>()).error().kind, ErrorKind::invalid);
-}
-
 TEST(Half, round_trips_at_any_alignment) {
     const std::vector<float> values{0, 1, -2.5f, 65504, 1e-3f};
     Bytes bytes(1 + 2 * values.size());

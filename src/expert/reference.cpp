@@ -1,8 +1,10 @@
 #include "expert/reference.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
+#include <numeric>
 
 #include <ggml.h>
 
@@ -27,6 +29,17 @@ double relu(double x) {
 }
 double bounded(double x, double bound) {
     return bound * std::tanh(x / bound);
+}
+
+// In several sums, so that no addition waits for the one before it.
+double dot(std::span<const float> a, std::span<const double> b) {
+    std::array<double, 8> sums{};
+    std::size_t i = 0;
+    for (; i + sums.size() <= a.size(); i += sums.size()) {
+        for (std::size_t k = 0; k < sums.size(); ++k) { sums[k] += static_cast<double>(a[i + k]) * b[i + k]; }
+    }
+    for (; i < a.size(); ++i) { sums[0] += static_cast<double>(a[i]) * b[i]; }
+    return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 double activate(const model::ActivationOf& activation, double gate, double up) {
@@ -86,40 +99,63 @@ Result<ReferenceExpert> ReferenceExpert::make(const model::MoeLayer& layer, Byte
     return expert;
 }
 
-std::vector<double> ReferenceExpert::project(Role weight, Role scale, Role bias, std::span<const double> rows) const {
+std::vector<double> ReferenceExpert::multiply(Role weight, std::span<const double> row, Rounding rounding) const {
     const std::vector<float>& matrix = values_.at(weight);
-    const auto scales = values_.find(scale);
-    const auto biases = values_.find(bias);
-    std::vector<double> out(matrix.size() / rows.size());
+    std::vector<double> rounded(row.begin(), row.end());
+    std::vector<float> weights;
+    if (rounding != Rounding::none) {
+        const std::vector<float> stored(row.begin(), row.end());  // as a kernel finds them
+        round_row(rounding, stored, rounded);
+    }
+    std::vector<double> out(matrix.size() / row.size());
     for (std::size_t r = 0; r < out.size(); ++r) {
-        const std::span<const float> row = std::span(matrix).subspan(r * rows.size(), rows.size());
-        double sum = 0;
-        for (std::size_t c = 0; c < rows.size(); ++c) { sum += static_cast<double>(row[c]) * rows[c]; }
-        if (scales != values_.end()) { sum *= scales->second.front(); }
-        if (biases != values_.end()) { sum += biases->second[r]; }
-        out[r] = sum;
+        std::span<const float> values = std::span(matrix).subspan(r * row.size(), row.size());
+        if (rounding == Rounding::f16 || rounding == Rounding::bf16) {
+            weights.assign(values.begin(), values.end());
+            round_weights(rounding, weights);
+            values = weights;
+        }
+        out[r] = dot(values, rounded);
     }
     return out;
 }
 
-std::vector<double> ReferenceExpert::activated(std::span<const double> h) const {
+std::vector<double> ReferenceExpert::project(Role weight, Role scale, Role bias, std::span<const double> row,
+                                             Rounding rounding) const {
+    const auto scales = values_.find(scale);
+    const auto biases = values_.find(bias);
+    std::vector<double> out = multiply(weight, row, rounding);
+    for (std::size_t r = 0; r < out.size(); ++r) {
+        if (scales != values_.end()) { out[r] *= static_cast<double>(scales->second.front()); }
+        if (biases != values_.end()) { out[r] += static_cast<double>(biases->second[r]); }
+    }
+    return out;
+}
+
+std::vector<double> ReferenceExpert::inner(std::span<const double> h, Rounding rounding) const {
     std::vector<double> gate;
     std::vector<double> up;
     if (values_.contains(Role::gate_up)) {
-        gate = project(Role::gate_up, Role::up_scale, Role::gate_up_bias, h);
+        gate = project(Role::gate_up, Role::up_scale, Role::gate_up_bias, h, rounding);
         const auto half = gate.begin() + static_cast<std::ptrdiff_t>(gate.size() / 2);
         up.assign(half, gate.end());
         gate.erase(half, gate.end());
     } else {
-        up = project(Role::up, Role::up_scale, Role::up_bias, h);
-        if (values_.contains(Role::gate)) { gate = project(Role::gate, Role::gate_scale, Role::gate_bias, h); }
+        up = project(Role::up, Role::up_scale, Role::up_bias, h, rounding);
+        if (values_.contains(Role::gate)) {
+            gate = project(Role::gate, Role::gate_scale, Role::gate_bias, h, rounding);
+        }
     }
     for (std::size_t i = 0; i < up.size(); ++i) { up[i] = activate(activation_, gate.empty() ? 0 : gate[i], up[i]); }
     return up;
 }
 
-void ReferenceExpert::compute(std::span<const double> h, std::span<double> out) const {
-    std::ranges::copy(project(Role::down, Role::down_scale, Role::down_bias, activated(h)), out.begin());
+std::vector<double> ReferenceExpert::outer(std::span<const double> inner, Rounding rounding) const {
+    return project(Role::down, Role::down_scale, Role::down_bias, inner, rounding);
+}
+
+void ReferenceExpert::compute(std::span<const double> h, std::span<double> out, FfnRounding rounding) const {
+    std::ranges::copy(outer(inner(h, rounding.input), rounding.inner), out.begin());
 }
 
 }  // namespace linkcpp::expert

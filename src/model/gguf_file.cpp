@@ -202,6 +202,19 @@ std::optional<std::string> GgufFile::text(std::string_view key) const {
     return gguf_get_val_str(context(), id);
 }
 
+std::optional<std::vector<std::string>> GgufFile::texts(std::string_view key) const {
+    const std::int64_t id = gguf_find_key(context(), std::string(key).c_str());
+    if (id < 0 || gguf_get_kv_type(context(), id) != GGUF_TYPE_ARRAY ||
+        gguf_get_arr_type(context(), id) != GGUF_TYPE_STRING) {
+        return std::nullopt;
+    }
+    std::vector<std::string> result;
+    for (std::size_t i = 0; i < gguf_get_arr_n(context(), id); ++i) {
+        result.emplace_back(gguf_get_arr_str(context(), id, i));
+    }
+    return result;
+}
+
 std::optional<bool> GgufFile::flag(std::string_view key) const {
     const std::int64_t id = gguf_find_key(context(), std::string(key).c_str());
     if (id < 0 || gguf_get_kv_type(context(), id) != GGUF_TYPE_BOOL) { return std::nullopt; }

@@ -51,6 +51,7 @@ class GgufFile {
     // An array, or a lone value as an array of one.
     std::optional<std::vector<std::uint64_t>> numbers(std::string_view key) const;
     std::optional<std::vector<double>> reals(std::string_view key) const;
+    std::optional<std::vector<std::string>> texts(std::string_view key) const;
     std::string architecture() const { return text("general.architecture").value_or(""); }
 
     // The first split's metadata as ggml holds it. Owned by this object.

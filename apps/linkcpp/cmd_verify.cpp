@@ -1,0 +1,207 @@
+#include <filesystem>
+#include <memory>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "base/platform.h"
+#include "base/text.h"
+#include "commands.h"
+#include "expert/device.h"
+#include "process.h"
+#include "trust/record.h"
+#include "trust/truth.h"
+
+namespace linkcpp::cli {
+namespace {
+
+struct VerifyArguments {
+    std::string shard;
+    std::optional<std::uint32_t> layer;
+    std::string device = "all";
+    std::vector<std::string> backends;
+    std::uint32_t n_tokens = 12;
+    std::uint64_t seed = 1;
+    unsigned n_threads = 0;
+    bool json = false;
+};
+
+// One device, and what came of it.
+struct Verified {
+    std::string device;
+    std::string description;
+    std::string crash;  // how the probe ended, if it did not end well
+    trust::Findings findings;
+
+    bool may_serve() const { return crash.empty() && findings.passed(); }
+    std::string why() const { return crash.empty() ? findings.why() : crash; }
+};
+
+// A folder of its own for records, gone afterwards.
+class Scratch {
+  public:
+    static Result<Scratch> make() {
+        LINKCPP_TRY(const std::filesystem::path dir, runtime_dir());
+        Scratch scratch;
+        scratch.path_ = dir / fmt::format("verify-{}", random_hex(6));
+        std::error_code error;
+        std::filesystem::create_directory(scratch.path_, error);
+        if (error) { return fail_errno(error.value(), scratch.path_.string()); }
+        return scratch;
+    }
+    ~Scratch() {
+        std::error_code ignored;
+        if (!path_.empty()) { std::filesystem::remove_all(path_, ignored); }
+    }
+    Scratch(Scratch&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+    Scratch& operator=(Scratch&&) = delete;
+    std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
+
+  private:
+    Scratch() = default;
+    std::filesystem::path path_;
+};
+
+// In a process of its own: a driver that dies takes nobody along.
+Result<Verified> verify_one(const VerifyArguments& options, const trust::ShardFile& shard, std::string_view option,
+                            const std::string& device, const std::filesystem::path& out) {
+    using namespace std::chrono_literals;
+    ProcessOptions process;
+    process.arguments = {(executable_dir() / "linkcpp").string(),
+                         "probe",
+                         "--quiet",
+                         "--shard",
+                         options.shard,
+                         "--layer",
+                         std::to_string(shard.layer.layer),
+                         std::string(option),
+                         device,
+                         "--tokens",
+                         std::to_string(options.n_tokens),
+                         "--seed",
+                         std::to_string(options.seed),
+                         "-o",
+                         out.string()};
+    if (options.n_threads != 0) {
+        process.arguments.insert(process.arguments.end(), {"--threads", std::to_string(options.n_threads)});
+    }
+    LINKCPP_TRY(Process child, Process::start(process));
+    std::optional<int> status;
+    while (!(status = child.poll())) { std::this_thread::sleep_for(10ms); }
+    Verified verified{.device = device, .description = {}, .crash = {}, .findings = {}};
+    constexpr int kSignals = 128;
+    if (*status > kSignals) {
+        verified.crash = fmt::format("the probe was ended by signal {}", *status - kSignals);
+    } else if (*status != 0) {
+        verified.crash = "the probe failed, see above";
+    }
+    if (!verified.crash.empty()) { return verified; }
+    LINKCPP_TRY(const trust::Record record, trust::read_record(out));
+    LINKCPP_TRY(const trust::ProbeInput input, record.input());
+    verified.description = fmt::format("{} ({})", record.place.device, record.place.description);
+    LINKCPP_TRY(verified.findings,
+                trust::judge(shard.layer, shard.read, input, record.rows, {.n_threads = options.n_threads}));
+    return verified;
+}
+
+nlohmann::json to_json(const Verified& verified) {
+    nlohmann::json parts = nlohmann::json::object();
+    for (const auto& [part, findings] : verified.findings.parts) {
+        const auto number = [](double x) { return std::isfinite(x) ? nlohmann::json(x) : nlohmann::json(nullptr); };
+        parts[std::string(trust::to_string(part))] = {
+            {"rows", findings.n_rows},
+            {"wrong", findings.n_wrong},
+            {"rounding", {expert::to_string(findings.rounding.input), expert::to_string(findings.rounding.inner)}},
+            {"worst_row",
+             {{"row", findings.worst_row},
+              {"expert", findings.worst_expert},
+              {"relative_l2", number(findings.worst.difference.relative_l2)},
+              {"relative_max", number(findings.worst.difference.relative_max)}}},
+            {"tolerance",
+             {{"relative_l2", findings.worst.tolerance.relative_l2},
+              {"relative_max", findings.worst.tolerance.relative_max}}}};
+    }
+    return {{"device", verified.device},
+            {"description", verified.description},
+            {"may_serve", verified.may_serve()},
+            {"why", verified.why()},
+            {"parts", std::move(parts)}};
+}
+
+void print(const Verified& verified) {
+    fmt::print("{}: {}\n", verified.device,
+               verified.may_serve() ? "may serve" : fmt::format("MAY NOT SERVE: {}", one_line(verified.why())));
+    if (!verified.description.empty()) { fmt::print("  {}\n", one_line(verified.description)); }
+    if (verified.findings.parts.empty()) { return; }
+    fmt::print("  {:<8} {:>5} {:>6}  {:<16} {:>9} {:>9}   {:>9} {:>9}\n", "PART", "ROWS", "WRONG", "ROUNDS LIKE",
+               "WORST L2", "TOLERANCE", "WORST MAX", "TOLERANCE");
+    for (const auto& [part, findings] : verified.findings.parts) {
+        std::string rounding(expert::to_string(findings.rounding.input));
+        if (findings.rounding.inner != findings.rounding.input) {
+            rounding += fmt::format(", {}", expert::to_string(findings.rounding.inner));
+        }
+        if (part == trust::Part::sums) { rounding = "-"; }
+        fmt::print("  {:<8} {:>5} {:>6}  {:<16} {:>9.2e} {:>9.0e}   {:>9.2e} {:>9.0e}\n", trust::to_string(part),
+                   findings.n_rows, findings.n_wrong, rounding, findings.worst.difference.relative_l2,
+                   findings.worst.tolerance.relative_l2, findings.worst.difference.relative_max,
+                   findings.worst.tolerance.relative_max);
+    }
+}
+
+Status verify(const VerifyArguments& options) {
+    LINKCPP_TRY(const trust::ShardFile shard, trust::open_shard(options.shard, options.layer));
+    LINKCPP_TRY(const Scratch scratch, Scratch::make());
+    std::vector<std::pair<std::string, std::string>> wanted;  // option and value of `linkcpp probe`
+    for (const std::string& backend : options.backends) { wanted.emplace_back("--backend", backend); }
+    if (options.backends.empty()) {
+        expert::load_backends();
+        const auto devices = expert::devices();
+        if (options.device == "all") {
+            for (const expert::Device& device : devices) { wanted.emplace_back("--device", device.name); }
+        } else {
+            LINKCPP_TRY(const expert::Device device, expert::choose_device(devices, options.device));
+            wanted.emplace_back("--device", device.name);
+        }
+    }
+    nlohmann::json list = nlohmann::json::array();
+    std::size_t n_refused = 0;
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+        LINKCPP_TRY(const Verified verified,
+                    verify_one(options, shard, wanted[i].first, wanted[i].second, scratch / fmt::format("{}.gguf", i)));
+        n_refused += verified.may_serve() ? 0 : 1;
+        if (options.json) {
+            list.push_back(to_json(verified));
+        } else {
+            print(verified);
+        }
+    }
+    if (options.json) { fmt::print("{}\n", list.dump(2, ' ', false, nlohmann::json::error_handler_t::replace)); }
+    if (n_refused == 0) { return {}; }
+    return fail(ErrorKind::failed, "{} of {} may not serve", n_refused, counted(wanted.size(), "device"));
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app) {
+    auto options = std::make_shared<VerifyArguments>();
+    CLI::App* command =
+        app.add_subcommand("verify", "Probes this machine's devices against double precision and says which may serve");
+    command->add_option("--shard", options->shard, "Slices that `linkcpp slice` has cut, or a whole model")->required();
+    command->add_option("--layer", options->layer, "Of a whole model (default: its first with experts)");
+    auto* device = command->add_option("--device", options->device, "One device of `linkcpp devices` (default: all)");
+    command->add_option("--backend", options->backends, "Devices of these ggml modules, each loaded alone")
+        ->excludes(device);
+    command->add_option("--tokens", options->n_tokens, "Rows of input (default: 12)")
+        ->check(CLI::Range(1u, trust::kMaxProbeTokens));
+    command->add_option("--seed", options->seed, "Another seed, another input (default: 1)");
+    command->add_option("--threads", options->n_threads, "Threads (default: all processors)")
+        ->check(CLI::Range(1u, kMaxThreads));
+    command->add_flag("--json", options->json, "Machine-readable");
+    command->footer(
+        "Exit status 1 when a device may not serve.\n"
+        "Example: linkcpp verify --shard part.gguf");
+    run_or_exit(command, [options] { return verify(*options); });
+}
+
+}  // namespace linkcpp::cli

@@ -1,0 +1,302 @@
+#include "trust/truth.h"
+
+#include <algorithm>
+#include <limits>
+#include <mutex>
+#include <set>
+
+#include "base/text.h"
+#include "model/parallel.h"
+
+namespace linkcpp::trust {
+namespace {
+
+using expert::FfnRounding;
+using expert::ReferenceExpert;
+using expert::Rounding;
+using model::MoeLayer;
+using model::Role;
+
+// No rounding puts a row so far off: no other one need be tried.
+constexpr double kBeyondRounding = 0.3;
+
+// Rows are only ever quantised to meet quantised weights.
+bool is_possible(const MoeLayer& layer, Role weight, Rounding rounding) {
+    const model::ExpertTensor* tensor = layer.find(weight);
+    return tensor == nullptr || rounding <= Rounding::bf16 || ggml_is_quantized(tensor->type);
+}
+
+// Kernels of one device round alike for weights of one family; of two, perhaps not.
+bool is_mixture(const MoeLayer& layer) {
+    std::set<std::pair<bool, bool>> families;
+    for (const model::ExpertTensor& tensor : layer.tensors) {
+        if (!model::is_weight(tensor.role)) { continue; }
+        families.emplace(ggml_is_quantized(tensor.type), ggml_blck_size(tensor.type) >= 256);
+    }
+    return families.size() > 1;
+}
+
+// What is likely comes first: the hint, one rounding for all products, then mixtures.
+std::vector<FfnRounding> candidates(const MoeLayer& layer, std::optional<Role> product, FfnRounding hint) {
+    std::vector<FfnRounding> all{hint};
+    const auto add = [&](FfnRounding rounding) {
+        bool possible = true;
+        for (const Role weight : {Role::gate, Role::up, Role::gate_up, Role::down}) {
+            if (product && weight != *product) { continue; }
+            const bool is_inner = !product && weight == Role::down;
+            possible = possible && is_possible(layer, weight, is_inner ? rounding.inner : rounding.input);
+        }
+        if (possible && rounding != hint) { all.push_back(rounding); }
+    };
+    for (const Rounding each : expert::kRoundings) { add({each, each}); }
+    const bool mixture = is_mixture(layer);
+    for (const Rounding input : expert::kRoundings) {
+        for (const Rounding inner : expert::kRoundings) {
+            if (!product && input != inner && mixture) { add({input, inner}); }
+        }
+    }
+    return all;
+}
+
+// The rows of each expert, those of one input together: a slice is read and dequantised once, and what several parts
+// have in common is computed once.
+struct RowNumber {
+    Part part;
+    std::size_t row;
+};
+std::map<std::uint16_t, std::vector<RowNumber>> rows_by_expert(const MoeLayer& layer, const ProbeInput& input) {
+    std::map<std::uint16_t, std::vector<RowNumber>> rows;
+    for (const Part part : parts_of(layer)) {
+        if (part == Part::sums) { continue; }
+        for (std::size_t i = 0; i < shape_of(part, layer, input).n_rows; ++i) {
+            rows[row_of(part, i, layer, input).expert].push_back({part, i});
+        }
+    }
+    for (auto& [expert, its] : rows) {
+        std::ranges::stable_sort(its, {}, [&](const RowNumber& number) {
+            return row_of(number.part, number.row, layer, input).input.data();
+        });
+    }
+    return rows;
+}
+
+// Calls work(expert, its reference, its rows) for each expert, on several threads.
+Status for_each_expert(const MoeLayer& layer, const SliceReader& read, const ProbeInput& input, JudgeOptions options,
+                       const std::function<void(std::uint16_t, ExpertTruth&, std::span<const RowNumber>)>& work) {
+    const auto by_expert = rows_by_expert(layer, input);
+    std::vector<std::uint16_t> experts;
+    for (const auto& [expert, rows] : by_expert) { experts.push_back(expert); }
+    std::swap(experts.front(), *std::ranges::find(experts, input.pairs.front().expert));
+    if (options.n_experts != 0) { experts.resize(std::min(experts.size(), options.n_experts)); }
+    std::mutex reading;  // held across I/O on purpose: a reader serves one thread at a time
+    Progress progress("reference", experts.size(), Progress::Unit::items);
+    return model::for_all(experts.size(), options.n_threads, progress, [&](std::size_t i) -> Result<std::uint64_t> {
+        Bytes slice;
+        {
+            const std::lock_guard lock(reading);
+            LINKCPP_TRY(slice, read(experts[i]));
+        }
+        LINKCPP_TRY(ExpertTruth truth, ExpertTruth::make(layer, slice));
+        work(experts[i], truth, by_expert.at(experts[i]));
+        return 1;
+    });
+}
+
+std::span<const float> row_at(const std::vector<float>& rows, std::size_t i, std::size_t n) {
+    return std::span(rows).subspan(i * n, n);
+}
+
+void add_row(PartFindings& findings, const RowFit& fit, std::size_t row, std::uint16_t expert) {
+    const auto badness = [](const RowFit& of) {
+        return of.difference.finite ? std::max(of.difference.relative_l2 / of.tolerance.relative_l2,
+                                               of.difference.relative_max / of.tolerance.relative_max)
+                                    : std::numeric_limits<double>::infinity();
+    };
+    ++findings.n_rows;
+    findings.n_wrong += fit.holds ? 0 : 1;
+    if (findings.n_rows == 1 || badness(fit) > badness(findings.worst)) {
+        findings.worst = fit;
+        findings.worst_row = row;
+        findings.worst_expert = expert;
+    }
+}
+
+// Against the sums of the device's own rows, in double precision.
+PartFindings judge_sums(const MoeLayer& layer, const ProbeInput& input, const ProbeRows& rows) {
+    PartFindings findings;
+    const std::size_t n = layer.n_embd;
+    std::vector<double> expected(n * input.n_tokens);
+    for (std::size_t i = 0; i < input.n_pairs(); ++i) {
+        const std::span<const float> row = row_at(rows.at(Part::batch), i, n);
+        const std::span<double> sum = std::span(expected).subspan(input.pairs[i].row * n, n);
+        for (std::size_t j = 0; j < n; ++j) {
+            sum[j] += static_cast<double>(row[j]) * static_cast<double>(input.pairs[i].weight);
+        }
+    }
+    for (std::size_t t = 0; t < input.n_tokens; ++t) {
+        const std::span<const float> got = row_at(rows.at(Part::sums), t, n);
+        RowFit fit;
+        fit.difference = *expert::compare(std::span<const double>(std::vector<double>(got.begin(), got.end())),
+                                          std::span<const double>(expected).subspan(t * n, n));
+        fit.tolerance = kSumTolerance;
+        fit.holds = fit.tolerance.holds(fit.difference);
+        add_row(findings, fit, t, 0);
+    }
+    return findings;
+}
+
+}  // namespace
+
+Result<ExpertTruth> ExpertTruth::make(const MoeLayer& layer, ByteView slice) {
+    LINKCPP_TRY(ReferenceExpert expert, ReferenceExpert::make(layer, slice));
+    return ExpertTruth(layer, std::move(expert));
+}
+
+const ExpertTruth::Last& ExpertTruth::truth(std::optional<Role> product, std::span<const float> input,
+                                            FfnRounding rounding) {
+    Last& last = product ? product_ : ffn_;
+    if (last.input == input.data() && last.product == product && last.rounding == rounding) { return last; }
+    last = {.input = input.data(), .product = product, .rounding = rounding};
+    const std::vector<double> exact(input.begin(), input.end());
+    last.flip = flip_of(rounding.input, input);
+    if (product) {
+        last.row = expert_.multiply(*product, exact, rounding.input);
+        return last;
+    }
+    const std::vector<double> inner = expert_.inner(exact, rounding.input);
+    const std::vector<float> stored(inner.begin(), inner.end());
+    last.flip = kFlipThroughFfn * last.flip + flip_of(rounding.inner, stored);
+    last.row = expert_.outer(inner, rounding.inner);
+    return last;
+}
+
+const std::vector<double>& ExpertTruth::row(std::optional<Role> product, std::span<const float> input,
+                                            FfnRounding rounding) {
+    return truth(product, input, rounding).row;
+}
+
+RowFit ExpertTruth::fit(std::optional<Role> product, std::span<const float> input, std::span<const float> row,
+                        FfnRounding hint) {
+    const std::vector<double> got(row.begin(), row.end());
+    RowFit best;
+    for (const FfnRounding rounding : candidates(layer_, product, hint)) {
+        const Last& expected = truth(product, input, rounding);
+        const auto difference = expert::compare(std::span<const double>(got), std::span<const double>(expected.row));
+        if (!difference) { return best; }
+        RowFit fit{rounding, *difference, {}, false};
+        fit.tolerance = with_flips(tolerance_of(layer_, product, rounding, rounding), expected.flip);
+        fit.holds = fit.tolerance.holds(fit.difference);
+        const bool first = best.tolerance.relative_l2 == 0;
+        if (first || fit.holds || fit.difference.relative_l2 < best.difference.relative_l2) { best = fit; }
+        if (fit.holds || !(fit.difference.relative_l2 < kBeyondRounding)) { break; }
+    }
+    return best;
+}
+
+bool Findings::passed() const {
+    return !parts.empty() && std::ranges::all_of(parts, [](const auto& part) { return part.second.n_wrong == 0; });
+}
+
+std::map<Part, FfnRounding> Findings::roundings() const {
+    std::map<Part, FfnRounding> result;
+    for (const auto& [part, findings] : parts) {
+        if (part != Part::sums && findings.n_wrong == 0) { result[part] = findings.rounding; }
+    }
+    return result;
+}
+
+std::string Findings::why() const {
+    std::string text;
+    for (const auto& [part, findings] : parts) {
+        if (findings.n_wrong == 0) { continue; }
+        if (!text.empty()) { text += "; "; }
+        const RowFit& worst = findings.worst;
+        text += fmt::format("{}: {} of {} wrong, ", to_string(part), counted(findings.n_wrong, "row"), findings.n_rows);
+        if (part != Part::sums) { text += fmt::format("the worst of expert {}, ", findings.worst_expert); }
+        text += worst.difference.finite
+                    ? fmt::format("off by {:.2e} of its length (tolerance {:.0e}), {:.2e} at one place ({:.0e})",
+                                  worst.difference.relative_l2, worst.tolerance.relative_l2,
+                                  worst.difference.relative_max, worst.tolerance.relative_max)
+                    : "with numbers that are not finite";
+    }
+    return text;
+}
+
+Result<Findings> judge(const MoeLayer& layer, const SliceReader& read, const ProbeInput& input, const ProbeRows& rows,
+                       JudgeOptions options) {
+    for (const Part part : parts_of(layer)) {
+        const PartShape shape = shape_of(part, layer, input);
+        const auto found = rows.find(part);
+        if (found == rows.end() || found->second.size() != shape.n * shape.n_rows) {
+            return fail(ErrorKind::invalid, "probe: expected {} numbers of {}, got {}", shape.n * shape.n_rows,
+                        to_string(part), found == rows.end() ? 0 : found->second.size());
+        }
+    }
+    Findings findings;
+    std::map<Part, std::map<std::pair<Rounding, Rounding>, std::size_t>> counts;
+    std::map<Part, FfnRounding> hints;
+    std::mutex mutex;  // guards the three above
+    LINKCPP_CHECK(for_each_expert(
+        layer, read, input, options, [&](std::uint16_t expert, ExpertTruth& truth, std::span<const RowNumber> numbers) {
+            for (const auto& [part, i] : numbers) {
+                FfnRounding hint;
+                {
+                    const std::lock_guard lock(mutex);
+                    hint = hints[part];
+                }
+                const std::span<const float> row = row_at(rows.at(part), i, shape_of(part, layer, input).n);
+                const RowFit fit = truth.fit(product_of(part), row_of(part, i, layer, input).input, row, hint);
+                const std::lock_guard lock(mutex);
+                add_row(findings.parts[part], fit, i, expert);
+                if (fit.holds) {
+                    hints[part] = fit.rounding;
+                    ++counts[part][{fit.rounding.input, fit.rounding.inner}];
+                }
+            }
+        }));
+    for (auto& [part, by_rounding] : counts) {
+        const auto most = std::ranges::max_element(by_rounding, {}, [](const auto& entry) { return entry.second; });
+        findings.parts[part].rounding = {most->first.first, most->first.second};
+    }
+    if (rows.contains(Part::sums)) { findings.parts[Part::sums] = judge_sums(layer, input, rows); }
+    return findings;
+}
+
+Result<ProbeRows> run_reference(const MoeLayer& layer, const SliceReader& read, const ProbeInput& input,
+                                FfnRounding rounding, unsigned n_threads) {
+    ProbeRows result;
+    for (const Part part : parts_of(layer)) {
+        const PartShape shape = shape_of(part, layer, input);
+        result[part].resize(shape.n * shape.n_rows);
+    }
+    // Each thread writes rows of its own.
+    LINKCPP_CHECK(for_each_expert(
+        layer, read, input, {.n_threads = n_threads},
+        [&](std::uint16_t, ExpertTruth& truth, std::span<const RowNumber> numbers) {
+            for (const auto& [part, i] : numbers) {
+                if (part == Part::single) { continue; }  // as one request, below
+                const std::size_t n = shape_of(part, layer, input).n;
+                FfnRounding its = rounding;
+                if (part == Part::down) { its.input = rounding.inner; }
+                const std::vector<double>& row = truth.row(product_of(part), row_of(part, i, layer, input).input, its);
+                std::ranges::transform(row, result.at(part).begin() + static_cast<std::ptrdiff_t>(i * n),
+                                       [](double x) { return static_cast<float>(x); });
+            }
+        }));
+    if (const auto sums = result.find(Part::sums); sums != result.end()) {
+        result.at(Part::single) = result.at(Part::batch);
+        const std::size_t n = layer.n_embd;
+        std::vector<double> exact(sums->second.size());
+        for (std::size_t i = 0; i < input.n_pairs(); ++i) {
+            const std::span<const float> row = row_at(result.at(Part::batch), i, n);
+            for (std::size_t j = 0; j < n; ++j) {
+                exact[input.pairs[i].row * n + j] +=
+                    static_cast<double>(row[j]) * static_cast<double>(input.pairs[i].weight);
+            }
+        }
+        std::ranges::transform(exact, sums->second.begin(), [](double x) { return static_cast<float>(x); });
+    }
+    return result;
+}
+
+}  // namespace linkcpp::trust

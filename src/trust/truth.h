@@ -1,0 +1,95 @@
+// The truth about a probe's rows: the reference in double precision under the device's own rounding, which is found by
+// looking. A row that agrees with none of the roundings is wrong.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "base/error.h"
+#include "expert/metrics.h"
+#include "expert/reference.h"
+#include "trust/probe.h"
+#include "trust/tolerances.h"
+
+namespace linkcpp::trust {
+
+// One row against the reference.
+struct RowFit {
+    expert::FfnRounding rounding;  // of a product alone the input's is used
+    expert::Difference difference;
+    Tolerance tolerance;
+    bool holds = false;
+};
+
+// One expert. One thread at a time.
+class ExpertTruth {
+  public:
+    // Errors: those of ReferenceExpert::make().
+    static Result<ExpertTruth> make(const model::MoeLayer& layer, ByteView slice);
+
+    // What it makes of `input`, of its whole FFN or by one weight alone.
+    const std::vector<double>& row(std::optional<model::Role> product, std::span<const float> input,
+                                   expert::FfnRounding rounding);
+    // Tries `hint` and then the other roundings; the first that holds, else the one that comes nearest.
+    RowFit fit(std::optional<model::Role> product, std::span<const float> input, std::span<const float> row,
+               expert::FfnRounding hint);
+
+  private:
+    // The last row of the FFN, which several parts have in common, and of a product.
+    struct Last {
+        const float* input = nullptr;
+        std::optional<model::Role> product;
+        expert::FfnRounding rounding;
+        std::vector<double> row;
+        double flip = 0;  // see with_flips()
+    };
+
+    ExpertTruth(const model::MoeLayer& layer, expert::ReferenceExpert expert)
+        : layer_(layer), expert_(std::move(expert)) {}
+    const Last& truth(std::optional<model::Role> product, std::span<const float> input, expert::FfnRounding rounding);
+
+    const model::MoeLayer& layer_;
+    expert::ReferenceExpert expert_;
+    Last ffn_;
+    Last product_;
+};
+
+struct PartFindings {
+    expert::FfnRounding rounding;  // most rows'
+    RowFit worst;
+    std::size_t worst_row = 0;
+    std::uint16_t worst_expert = 0;
+    std::size_t n_rows = 0;
+    std::size_t n_wrong = 0;
+};
+
+struct Findings {
+    std::map<Part, PartFindings> parts;
+
+    bool passed() const;
+    // Of the parts in which every row agrees with some rounding, the one that most do.
+    std::map<Part, expert::FfnRounding> roundings() const;
+    // For people: what is wrong where, and by how much; empty when nothing is.
+    std::string why() const;
+};
+
+// Reads the slice of an expert of the layer.
+using SliceReader = std::function<Result<Bytes>(std::uint32_t expert)>;
+
+struct JudgeOptions {
+    unsigned n_threads = 0;     // 0: all processors
+    std::size_t n_experts = 0;  // look at so many of the experts only, the crowd's first; 0: all of them
+};
+
+// Errors: those of `read`, invalid (`rows` lack a part, or have another length).
+Result<Findings> judge(const model::MoeLayer& layer, const SliceReader& read, const ProbeInput& input,
+                       const ProbeRows& rows, JudgeOptions options);
+
+// What the reference itself makes of the input, under one rounding.
+Result<ProbeRows> run_reference(const model::MoeLayer& layer, const SliceReader& read, const ProbeInput& input,
+                                expert::FfnRounding rounding, unsigned n_threads);
+
+}  // namespace linkcpp::trust

@@ -1,0 +1,99 @@
+"""Probe, compare and verify: what users do to find out whether a device computes what it should."""
+
+import json
+import unittest
+from pathlib import Path
+
+from case import SwarmTest
+from swarm import bin_dir, llama_dir
+
+
+def cpu_module():
+    return next(p for p in sorted(llama_dir().glob("libggml-cpu*.so")))
+
+
+class Probe(SwarmTest):
+    def setUp(self):
+        super().setUp()
+        self.folder = Path(self.swarm.home) / "probe"
+        self.folder.mkdir()
+        self.model = self.folder / "model.gguf"
+        self.shard = self.folder / "part.gguf"
+        self.run_linkcpp("synth", self.model, "--layers", 2, "--experts", 8, "--embd", 512, "--ff", 256)
+        self.run_linkcpp("slice", self.model, "--layer", 1, "--experts", "0-5", "-o", self.shard)
+
+    def run_linkcpp(self, *arguments, **variables):
+        return self.assert_ran(self.swarm.linkcpp(*arguments, **variables)).out().decode()
+
+    def probe(self, name, *arguments):
+        out = self.folder / f"{name}.gguf"
+        self.run_linkcpp("probe", "--shard", self.shard, "-o", out, *arguments)
+        return out
+
+    def verdicts(self, *records):
+        compared = json.loads(self.run_linkcpp("compare", "--json", *records))
+        return {(pair["a"], pair["b"]): pair for pair in compared["pairs"]}
+
+    def test_the_same_device_twice_its_module_alone_and_the_two_references(self):
+        records = [self.probe("once", "--device", "CPU"), self.probe("again", "--device", "cpu", "--threads", 1),
+                   self.probe("module", "--backend", cpu_module()),
+                   self.probe("plain", "--device", "reference"),
+                   self.probe("rounded", "--device", "reference", "--rounding", "q8_k")]
+        pairs = self.verdicts(*records)
+        self.assertEqual(len(pairs), 10)
+        for a, b in (("once", "again"), ("once", "module"), ("again", "module")):
+            self.assertEqual(pairs[a, b]["verdict"], "bit-identical")
+            self.assertEqual(pairs[a, b]["parts"]["sums"]["cosine"], 1)
+        for name in ("once", "again", "module"):
+            self.assertEqual(pairs[name, "plain"]["verdict"], "equivalent")
+            self.assertGreaterEqual(pairs[name, "plain"]["parts"]["sums"]["cosine"], 0.9997)
+            self.assertEqual(pairs[name, "rounded"]["verdict"], "equivalent")
+            self.assertLess(pairs[name, "rounded"]["parts"]["gate"]["worst_row"]["relative_l2"], 1e-5)
+        record = json.loads(self.run_linkcpp("compare", "--json", *records[:2]))["records"][0]
+        self.assertEqual(record["roundings"]["batch"], ["q8_k", "q8_k"])
+        self.assertTrue(record["ggml_version"])
+        self.assertTrue(any("ggml-cpu" in library for library in record["driver"]), record["driver"])
+
+    def test_tables_for_people_name_every_record(self):
+        records = [self.probe("one", "--device", "CPU"), self.probe("two", "--device", "reference")]
+        for option in ([], ["--markdown"]):
+            text = self.run_linkcpp("compare", *option, *records)
+            for word in ("one", "two", "equivalent", "double precision", "0.9"):
+                self.assertIn(word, text)
+
+    def test_a_whole_model_is_a_shard_and_another_seed_another_probe(self):
+        whole = self.folder / "whole.gguf"
+        self.run_linkcpp("probe", "--shard", self.model, "--layer", 1, "--device", "CPU", "-o", whole)
+        other_seed = self.probe("seed", "--seed", 2, "--device", "CPU")
+        one = self.probe("one", "--device", "CPU")
+        self.assert_refused(self.swarm.linkcpp("compare", one, whole), "slices differ")
+        self.assert_refused(self.swarm.linkcpp("compare", one, other_seed), "seeds 1 and 2")
+        self.assert_refused(self.swarm.linkcpp("compare", one, self.shard), "expected what linkcpp probe writes")
+
+    def test_bad_wishes_are_refused_and_leave_no_file(self):
+        out = self.folder / "out.gguf"
+        for arguments, why in ((["--device", "CUDA9"], "expected one of"), (["--backend", "/none.so"], "found nothing"),
+                               (["--backend", self.shard], "ggml does not load it"), (["--layer", 0], "expected layer 0"),
+                               (["--device", "reference", "--rounding", "q4"], "--rounding"),
+                               (["--tokens", 0], ""), (["--device", "CPU", "--backend", cpu_module()], "")):
+            with self.subTest(arguments=arguments):
+                process = self.swarm.linkcpp("probe", "--shard", self.shard, "-o", out, *arguments)
+                self.assertTrue(0 < process.poll() < 128, process.err())
+                self.assertIn(why, process.err())
+                self.assertFalse(out.exists())
+        self.assert_refused(self.swarm.linkcpp("probe", "--shard", self.folder / "none.gguf", "-o", out), "none.gguf")
+
+    def test_verify_says_who_may_serve(self):
+        text = self.run_linkcpp("verify", "--shard", self.shard)
+        self.assertIn("CPU: may serve", text)
+        shown = json.loads(self.run_linkcpp("verify", "--shard", self.shard, "--backend", cpu_module(), "--json"))
+        self.assertEqual([device["may_serve"] for device in shown], [True])
+        self.assertEqual(shown[0]["parts"]["gate"]["rounding"][0], "q8_k")
+        refused = self.swarm.linkcpp("verify", "--shard", self.shard, "--backend", self.shard)
+        self.assertEqual(refused.poll(), 1)
+        self.assertIn("MAY NOT SERVE", refused.out().decode())
+        self.assertIn("1 of 1 device may not serve", refused.err())
+
+
+if __name__ == "__main__":
+    unittest.main()
