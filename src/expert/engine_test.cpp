@@ -33,6 +33,7 @@ class OutOfMemory {
 }  // namespace
 
 // The one that ggml's buffers come from, in the place of the system's.
+// NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the system's names are reserved ones
 extern "C" __attribute__((visibility("default"))) int posix_memalign(void** place, std::size_t alignment,
                                                                      std::size_t n_bytes) noexcept {
     if (OutOfMemory::now && n_bytes > 100'000) { return ENOMEM; }

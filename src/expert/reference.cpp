@@ -110,7 +110,7 @@ std::vector<double> ReferenceExpert::multiply(Role weight, std::span<const doubl
     std::vector<double> out(matrix.size() / row.size());
     for (std::size_t r = 0; r < out.size(); ++r) {
         std::span<const float> values = std::span(matrix).subspan(r * row.size(), row.size());
-        if (rounding == Rounding::f16 || rounding == Rounding::bf16) {
+        if (rounding != Rounding::none && !is_block(rounding)) {
             weights.assign(values.begin(), values.end());
             round_weights(rounding, weights);
             values = weights;

@@ -8,7 +8,8 @@
 namespace linkcpp::expert {
 namespace {
 
-constexpr std::array<std::string_view, kRoundings.size()> kNames{"none", "f16", "bf16", "q8_0", "q8_wide", "q8_k"};
+constexpr std::array<std::string_view, kRoundings.size()> kNames{"none",    "f16",  "bf16",    "q8_0",
+                                                                 "q8_wide", "q8_k", "f16_sums"};
 
 float to_half(float value) {
     return ggml_fp16_to_fp32(ggml_fp32_to_fp16(value));
@@ -70,7 +71,8 @@ std::optional<Rounding> rounding_of(std::string_view name) {
 void round_row(Rounding rounding, std::span<const float> row, std::span<double> out) {
     switch (rounding) {
         case Rounding::none: std::ranges::copy(row, out.begin()); return;
-        case Rounding::f16: std::ranges::transform(row, out.begin(), to_half); return;
+        case Rounding::f16:
+        case Rounding::f16_sums: std::ranges::transform(row, out.begin(), to_half); return;
         case Rounding::bf16: std::ranges::transform(row, out.begin(), to_bf16); return;
         case Rounding::q8_0:
         case Rounding::q8_wide:
@@ -88,14 +90,16 @@ void round_row(Rounding rounding, std::span<const float> row, std::span<double> 
 }
 
 double largest_step(Rounding rounding, std::span<const float> row) {
-    if (rounding < Rounding::q8_0) { return 0; }
+    if (!is_block(rounding)) { return 0; }
     float largest = 0;
     for (const float x : row) { largest = std::max(largest, std::abs(x)); }
     return static_cast<double>(largest) / 127;
 }
 
 void round_weights(Rounding rounding, std::span<float> weights) {
-    if (rounding == Rounding::f16) { std::ranges::transform(weights, weights.begin(), to_half); }
+    if (rounding == Rounding::f16 || rounding == Rounding::f16_sums) {
+        std::ranges::transform(weights, weights.begin(), to_half);
+    }
     if (rounding == Rounding::bf16) { std::ranges::transform(weights, weights.begin(), to_bf16); }
 }
 

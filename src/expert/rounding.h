@@ -14,15 +14,20 @@ namespace linkcpp::expert {
 
 // Numbers reach files and frames: never reused.
 enum class Rounding : std::uint8_t {
-    none = 0,     // products of the rows as they are
-    f16 = 1,      // rows and weights as 16-bit floats
-    bf16 = 2,     // the same with 8 bits of mantissa
-    q8_0 = 3,     // 8 bits a number, 32 numbers share a scale of 16 bits
-    q8_wide = 4,  // the same with a scale of 32 bits
-    q8_k = 5,     // 8 bits a number, 256 numbers share a scale of 32 bits
+    none = 0,      // products of the rows as they are
+    f16 = 1,       // rows and weights as 16-bit floats
+    bf16 = 2,      // the same with 8 bits of mantissa
+    q8_0 = 3,      // 8 bits a number, 32 numbers share a scale of 16 bits
+    q8_wide = 4,   // the same with a scale of 32 bits
+    q8_k = 5,      // 8 bits a number, 256 numbers share a scale of 32 bits
+    f16_sums = 6,  // as f16, and products are added up in 16 bits, too: how, nobody can say but the device
 };
-inline constexpr std::array kRoundings{Rounding::none, Rounding::f16,     Rounding::bf16,
-                                       Rounding::q8_0, Rounding::q8_wide, Rounding::q8_k};
+inline constexpr std::array kRoundings{Rounding::none,    Rounding::f16,  Rounding::bf16,    Rounding::q8_0,
+                                       Rounding::q8_wide, Rounding::q8_k, Rounding::f16_sums};
+// Quantises rows in blocks.
+constexpr bool is_block(Rounding rounding) {
+    return rounding == Rounding::q8_0 || rounding == Rounding::q8_wide || rounding == Rounding::q8_k;
+}
 std::string_view to_string(Rounding rounding);
 std::optional<Rounding> rounding_of(std::string_view name);
 

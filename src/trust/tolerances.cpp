@@ -10,42 +10,42 @@ using expert::FfnRounding;
 using expert::Rounding;
 using model::Role;
 
-// Types whose kernels do the same with rows.
-enum class Family : std::uint8_t { f32, half, blocks, blocks_with_minimum, super_blocks };
-
-Family family_of(ggml_type type) {
-    switch (type) {
-        case GGML_TYPE_F32: return Family::f32;
-        case GGML_TYPE_F16:
-        case GGML_TYPE_BF16: return Family::half;
-        case GGML_TYPE_Q4_1:
-        case GGML_TYPE_Q5_1: return Family::blocks_with_minimum;
-        default: return ggml_blck_size(type) >= 256 ? Family::super_blocks : Family::blocks;
-    }
-}
-
 struct Line {
     Tolerance product;
     Tolerance ffn;
 };
 
-// PLACEHOLDER until measured
-Line alike(Family family) {
-    switch (family) {
-        case Family::f32: return {{1e-5, 1e-4}, {1e-5, 1e-4}};
-        case Family::half: return {{1e-5, 1e-4}, {1e-4, 1e-3}};
-        case Family::blocks: return {{1e-5, 1e-4}, {1e-5, 1e-4}};
-        case Family::blocks_with_minimum: return {{1e-3, 1e-2}, {4e-3, 4e-2}};
-        case Family::super_blocks: return {{1e-5, 1e-4}, {1e-5, 1e-4}};
-    }
-    return {};
+// Q8_1 keeps the sum of a block's numbers in 16 bits, for the minimum that such weights have.
+bool has_minimum(ggml_type type) {
+    return type == GGML_TYPE_Q4_1 || type == GGML_TYPE_Q5_1;
 }
 
-// How far a rounding is from none.
+// Devices that round alike: what is left is the order of additions, and numbers that it tips, of which blocks have
+// their own account (with_flips()).
+Line alike(ggml_type type, Rounding rounding, std::size_t n_in) {
+    switch (rounding) {
+        case Rounding::none: return {{1e-5, 1e-4}, {1e-5, 1e-4}};
+        case Rounding::f16: return {{1e-5, 1e-4}, {1e-4, 1e-3}};
+        case Rounding::bf16: return {{1e-5, 1e-4}, {1e-3, 1e-2}};
+        case Rounding::q8_0:
+        case Rounding::q8_wide:
+        case Rounding::q8_k: break;
+        case Rounding::f16_sums: {
+            // Grows with the root of how much is added up.
+            const double root = std::sqrt(static_cast<double>(n_in));
+            return {{5e-4 * root, 3e-3 * root}, {7e-4 * root, 4e-3 * root}};
+        }
+    }
+    if (has_minimum(type)) { return {{2e-3, 5e-3}, {5e-3, 2e-2}}; }
+    return {{1e-5, 1e-4}, {1e-5, 1e-4}};
+}
+
+// How far a rounding is from none, for rows of normally distributed numbers.
 Line apart(Rounding rounding) {
     switch (rounding) {
         case Rounding::none: return {{0, 0}, {0, 0}};
-        case Rounding::f16: return {{1e-3, 5e-3}, {2e-3, 1e-2}};
+        case Rounding::f16:
+        case Rounding::f16_sums: return {{1e-3, 5e-3}, {2e-3, 1e-2}};
         case Rounding::bf16: return {{5e-3, 3e-2}, {1e-2, 5e-2}};
         case Rounding::q8_0:
         case Rounding::q8_wide: return {{8e-3, 5e-2}, {2e-2, 1e-1}};
@@ -80,9 +80,10 @@ Tolerance with_flips(Tolerance tolerance, double flip) {
     return {tolerance.relative_l2 + kFlips * flip, tolerance.relative_max + kLargest * kFlips * flip};
 }
 
-Tolerance product_tolerance(ggml_type type, Rounding a, Rounding b) {
-    const Tolerance same = alike(family_of(type)).product;
-    return a == b ? same : largest(same, sum(apart(a).product, apart(b).product));
+Tolerance product_tolerance(const model::ExpertTensor& tensor, Rounding a, Rounding b) {
+    const auto n_in = static_cast<std::size_t>(tensor.ne[0]);
+    const Tolerance both = largest(alike(tensor.type, a, n_in).product, alike(tensor.type, b, n_in).product);
+    return a == b ? both : sum(both, sum(apart(a).product, apart(b).product));
 }
 
 Tolerance ffn_tolerance(const model::MoeLayer& layer, FfnRounding a, FfnRounding b) {
@@ -92,8 +93,9 @@ Tolerance ffn_tolerance(const model::MoeLayer& layer, FfnRounding a, FfnRounding
         const bool is_inner = tensor.role == Role::down;
         const Rounding x = is_inner ? a.inner : a.input;
         const Rounding y = is_inner ? b.inner : b.input;
-        const Tolerance same = alike(family_of(tensor.type)).ffn;
-        tolerance = largest(tolerance, x == y ? same : largest(same, sum(apart(x).ffn, apart(y).ffn)));
+        const auto n_in = static_cast<std::size_t>(tensor.ne[0]);
+        const Tolerance both = largest(alike(tensor.type, x, n_in).ffn, alike(tensor.type, y, n_in).ffn);
+        tolerance = largest(tolerance, x == y ? both : sum(both, sum(apart(x).ffn, apart(y).ffn)));
     }
     return tolerance;
 }
@@ -101,7 +103,7 @@ Tolerance ffn_tolerance(const model::MoeLayer& layer, FfnRounding a, FfnRounding
 Tolerance tolerance_of(const model::MoeLayer& layer, std::optional<Role> product, FfnRounding a, FfnRounding b) {
     if (!product) { return ffn_tolerance(layer, a, b); }
     const model::ExpertTensor* tensor = layer.find(*product);
-    return tensor == nullptr ? Tolerance{} : product_tolerance(tensor->type, a.input, b.input);
+    return tensor == nullptr ? Tolerance{} : product_tolerance(*tensor, a.input, b.input);
 }
 
 }  // namespace linkcpp::trust

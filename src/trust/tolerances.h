@@ -35,8 +35,8 @@ inline constexpr double kFlipThroughFfn = 2;
 // With room for the few flips that a row may have.
 Tolerance with_flips(Tolerance tolerance, double flip);
 
-// Of the same product by a weight of that type, on devices that round their rows like `a` and like `b`.
-Tolerance product_tolerance(ggml_type type, expert::Rounding a, expert::Rounding b);
+// Of the same product by that weight, on devices that round their rows like `a` and like `b`.
+Tolerance product_tolerance(const model::ExpertTensor& tensor, expert::Rounding a, expert::Rounding b);
 
 // Of the same whole FFN.
 Tolerance ffn_tolerance(const model::MoeLayer& layer, expert::FfnRounding a, expert::FfnRounding b);

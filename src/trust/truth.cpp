@@ -17,13 +17,13 @@ using expert::Rounding;
 using model::MoeLayer;
 using model::Role;
 
-// No rounding puts a row so far off: no other one need be tried.
+// No rounding puts a row so far off.
 constexpr double kBeyondRounding = 0.3;
 
 // Rows are only ever quantised to meet quantised weights.
 bool is_possible(const MoeLayer& layer, Role weight, Rounding rounding) {
     const model::ExpertTensor* tensor = layer.find(weight);
-    return tensor == nullptr || rounding <= Rounding::bf16 || ggml_is_quantized(tensor->type);
+    return tensor == nullptr || !expert::is_block(rounding) || ggml_is_quantized(tensor->type);
 }
 
 // Kernels of one device round alike for weights of one family; of two, perhaps not.
@@ -36,9 +36,9 @@ bool is_mixture(const MoeLayer& layer) {
     return families.size() > 1;
 }
 
-// What is likely comes first: the hint, one rounding for all products, then mixtures.
-std::vector<FfnRounding> candidates(const MoeLayer& layer, std::optional<Role> product, FfnRounding hint) {
-    std::vector<FfnRounding> all{hint};
+// What is likely comes first: one rounding for all products, then mixtures.
+std::vector<FfnRounding> candidates(const MoeLayer& layer, std::optional<Role> product) {
+    std::vector<FfnRounding> all;
     const auto add = [&](FfnRounding rounding) {
         bool possible = true;
         for (const Role weight : {Role::gate, Role::up, Role::gate_up, Role::down}) {
@@ -46,7 +46,7 @@ std::vector<FfnRounding> candidates(const MoeLayer& layer, std::optional<Role> p
             const bool is_inner = !product && weight == Role::down;
             possible = possible && is_possible(layer, weight, is_inner ? rounding.inner : rounding.input);
         }
-        if (possible && rounding != hint) { all.push_back(rounding); }
+        if (possible) { all.push_back(rounding); }
     };
     for (const Rounding each : expert::kRoundings) { add({each, each}); }
     const bool mixture = is_mixture(layer);
@@ -121,6 +121,39 @@ void add_row(PartFindings& findings, const RowFit& fit, std::size_t row, std::ui
     }
 }
 
+// The rounding that each part's rows are nearest to, by a vote among rows of a few experts.
+Result<std::map<Part, FfnRounding>> recognise(const MoeLayer& layer, const SliceReader& read, const ProbeInput& input,
+                                              const ProbeRows& rows) {
+    constexpr std::size_t kVoters = 3;
+    std::map<Part, std::vector<std::size_t>> votes;
+    LINKCPP_CHECK(for_each_expert(
+        layer, read, input, {.n_threads = 1, .n_experts = kVoters},
+        [&](std::uint16_t, ExpertTruth& truth, std::span<const RowNumber> numbers) {
+            std::set<Part> voted;  // one row of each part
+            for (const auto& [part, i] : numbers) {
+                if (!voted.insert(part).second) { continue; }
+                const std::vector<FfnRounding> all = candidates(layer, product_of(part));
+                votes[part].resize(all.size());
+                const std::span<const float> row = row_at(rows.at(part), i, shape_of(part, layer, input).n);
+                std::vector<double> distances;
+                for (const FfnRounding each : all) {
+                    const RowFit fit = truth.fit(product_of(part), row_of(part, i, layer, input).input, row, each);
+                    const double distance = fit.difference.relative_l2;
+                    distances.push_back(fit.difference.finite ? distance : std::numeric_limits<double>::max());
+                    if (!(distances.back() < kBeyondRounding)) { break; }  // nor are the others nearer
+                }
+                const auto nearest = std::ranges::min_element(distances);
+                ++votes[part][static_cast<std::size_t>(nearest - distances.begin())];
+            }
+        }));
+    std::map<Part, FfnRounding> roundings;
+    for (const auto& [part, counts] : votes) {
+        const auto most = std::ranges::max_element(counts);
+        roundings[part] = candidates(layer, product_of(part))[static_cast<std::size_t>(most - counts.begin())];
+    }
+    return roundings;
+}
+
 // Against the sums of the device's own rows, in double precision.
 PartFindings judge_sums(const MoeLayer& layer, const ProbeInput& input, const ProbeRows& rows) {
     PartFindings findings;
@@ -176,21 +209,16 @@ const std::vector<double>& ExpertTruth::row(std::optional<Role> product, std::sp
 }
 
 RowFit ExpertTruth::fit(std::optional<Role> product, std::span<const float> input, std::span<const float> row,
-                        FfnRounding hint) {
+                        FfnRounding rounding) {
+    const Last& expected = truth(product, input, rounding);
+    RowFit fit{.rounding = rounding};
+    fit.tolerance = with_flips(tolerance_of(layer_, product, rounding, rounding), expected.flip);
     const std::vector<double> got(row.begin(), row.end());
-    RowFit best;
-    for (const FfnRounding rounding : candidates(layer_, product, hint)) {
-        const Last& expected = truth(product, input, rounding);
-        const auto difference = expert::compare(std::span<const double>(got), std::span<const double>(expected.row));
-        if (!difference) { return best; }
-        RowFit fit{rounding, *difference, {}, false};
-        fit.tolerance = with_flips(tolerance_of(layer_, product, rounding, rounding), expected.flip);
+    if (const auto difference = expert::compare(std::span<const double>(got), std::span<const double>(expected.row))) {
+        fit.difference = *difference;
         fit.holds = fit.tolerance.holds(fit.difference);
-        const bool first = best.tolerance.relative_l2 == 0;
-        if (first || fit.holds || fit.difference.relative_l2 < best.difference.relative_l2) { best = fit; }
-        if (fit.holds || !(fit.difference.relative_l2 < kBeyondRounding)) { break; }
     }
-    return best;
+    return fit;
 }
 
 bool Findings::passed() const {
@@ -232,32 +260,20 @@ Result<Findings> judge(const MoeLayer& layer, const SliceReader& read, const Pro
                         to_string(part), found == rows.end() ? 0 : found->second.size());
         }
     }
+    LINKCPP_TRY(const auto roundings, recognise(layer, read, input, rows));
     Findings findings;
-    std::map<Part, std::map<std::pair<Rounding, Rounding>, std::size_t>> counts;
-    std::map<Part, FfnRounding> hints;
-    std::mutex mutex;  // guards the three above
+    std::mutex mutex;  // guards findings
     LINKCPP_CHECK(for_each_expert(
         layer, read, input, options, [&](std::uint16_t expert, ExpertTruth& truth, std::span<const RowNumber> numbers) {
             for (const auto& [part, i] : numbers) {
-                FfnRounding hint;
-                {
-                    const std::lock_guard lock(mutex);
-                    hint = hints[part];
-                }
                 const std::span<const float> row = row_at(rows.at(part), i, shape_of(part, layer, input).n);
-                const RowFit fit = truth.fit(product_of(part), row_of(part, i, layer, input).input, row, hint);
+                const RowFit fit =
+                    truth.fit(product_of(part), row_of(part, i, layer, input).input, row, roundings.at(part));
                 const std::lock_guard lock(mutex);
+                findings.parts[part].rounding = fit.rounding;
                 add_row(findings.parts[part], fit, i, expert);
-                if (fit.holds) {
-                    hints[part] = fit.rounding;
-                    ++counts[part][{fit.rounding.input, fit.rounding.inner}];
-                }
             }
         }));
-    for (auto& [part, by_rounding] : counts) {
-        const auto most = std::ranges::max_element(by_rounding, {}, [](const auto& entry) { return entry.second; });
-        findings.parts[part].rounding = {most->first.first, most->first.second};
-    }
     if (rows.contains(Part::sums)) { findings.parts[Part::sums] = judge_sums(layer, input, rows); }
     return findings;
 }

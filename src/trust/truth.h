@@ -1,5 +1,5 @@
-// The truth about a probe's rows: the reference in double precision under the device's own rounding, which is found by
-// looking. A row that agrees with none of the roundings is wrong.
+// The truth about a probe's rows: the reference in double precision under the device's own rounding. Which that is
+// shows in a few rows of each part; all rows of the part must then agree with it.
 #pragma once
 
 #include <functional>
@@ -33,9 +33,9 @@ class ExpertTruth {
     // What it makes of `input`, of its whole FFN or by one weight alone.
     const std::vector<double>& row(std::optional<model::Role> product, std::span<const float> input,
                                    expert::FfnRounding rounding);
-    // Tries `hint` and then the other roundings; the first that holds, else the one that comes nearest.
+    // How far a device's row is from that.
     RowFit fit(std::optional<model::Role> product, std::span<const float> input, std::span<const float> row,
-               expert::FfnRounding hint);
+               expert::FfnRounding rounding);
 
   private:
     // The last row of the FFN, which several parts have in common, and of a product.
@@ -58,7 +58,7 @@ class ExpertTruth {
 };
 
 struct PartFindings {
-    expert::FfnRounding rounding;  // most rows'
+    expert::FfnRounding rounding;  // the one that its rows are nearest to
     RowFit worst;
     std::size_t worst_row = 0;
     std::uint16_t worst_expert = 0;
@@ -70,7 +70,7 @@ struct Findings {
     std::map<Part, PartFindings> parts;
 
     bool passed() const;
-    // Of the parts in which every row agrees with some rounding, the one that most do.
+    // Of the parts in which every row agrees with it.
     std::map<Part, expert::FfnRounding> roundings() const;
     // For people: what is wrong where, and by how much; empty when nothing is.
     std::string why() const;

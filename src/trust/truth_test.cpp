@@ -127,7 +127,7 @@ TEST_F(RealShape, rows_that_are_shifted_exchanged_scaled_lost_or_of_a_wrong_sign
     }
     const Findings findings = judge_rows(*layer_, input, faulty);
     for (const auto& [part, its] : findings.parts) {
-        if (part != Part::sums) { EXPECT_EQ(its.n_wrong, kFaultyRows) << to_string(part); }
+        if (part != Part::sums) { EXPECT_GE(its.n_wrong, kFaultyRows) << to_string(part); }
     }
     ProbeRows sums = honest;
     plant_faults(sums.at(Part::sums), 3072);
