@@ -135,15 +135,19 @@ Result<std::map<Part, FfnRounding>> recognise(const MoeLayer& layer, const Slice
                 const std::vector<FfnRounding> all = candidates(layer, product_of(part));
                 votes[part].resize(all.size());
                 const std::span<const float> row = row_at(rows.at(part), i, shape_of(part, layer, input).n);
-                std::vector<double> distances;
-                for (const FfnRounding each : all) {
-                    const RowFit fit = truth.fit(product_of(part), row_of(part, i, layer, input).input, row, each);
-                    const double distance = fit.difference.relative_l2;
-                    distances.push_back(fit.difference.finite ? distance : std::numeric_limits<double>::max());
-                    if (!(distances.back() < kBeyondRounding)) { break; }  // nor are the others nearer
+                // Of those that it agrees with the nearest; where it agrees with none the nearest of all.
+                std::size_t nearest = 0;
+                std::pair<bool, double> best{true, std::numeric_limits<double>::max()};
+                for (std::size_t k = 0; k < all.size(); ++k) {
+                    const RowFit fit = truth.fit(product_of(part), row_of(part, i, layer, input).input, row, all[k]);
+                    if (!(fit.difference.relative_l2 < kBeyondRounding)) { break; }  // nor are the others nearer
+                    const std::pair rank{!fit.holds, fit.difference.relative_l2};
+                    if (rank < best) {
+                        best = rank;
+                        nearest = k;
+                    }
                 }
-                const auto nearest = std::ranges::min_element(distances);
-                ++votes[part][static_cast<std::size_t>(nearest - distances.begin())];
+                ++votes[part][nearest];
             }
         }));
     std::map<Part, FfnRounding> roundings;
