@@ -21,6 +21,7 @@ struct VerifyArguments {
     std::optional<std::uint32_t> layer;
     std::string device = "all";
     std::vector<std::string> backends;
+    std::vector<std::string> records;
     std::uint32_t n_tokens = 12;
     std::uint64_t seed = 1;
     unsigned n_threads = 0;
@@ -63,6 +64,22 @@ class Scratch {
     std::filesystem::path path_;
 };
 
+Result<Verified> judge_record(const VerifyArguments& options, const trust::ShardFile& shard, const std::string& name,
+                              const std::filesystem::path& file) {
+    Verified verified{.device = name, .description = {}, .crash = {}, .findings = {}};
+    LINKCPP_TRY(const trust::Record record, trust::read_record(file));
+    LINKCPP_TRY(const trust::ProbeInput input, record.input());
+    LINKCPP_TRY(const trust::Record ours, trust::begin_record(shard, input));
+    if (ours.layer() != record.layer() || ours.manifest.slices != record.manifest.slices) {
+        return fail(ErrorKind::invalid, "{}: expected a record of this shard's slices, got one of others",
+                    file.string());
+    }
+    verified.description = fmt::format("{} ({})", record.place.device, record.place.description);
+    LINKCPP_TRY(verified.findings,
+                trust::judge(shard.layer, shard.read, input, record.rows, {.n_threads = options.n_threads}));
+    return verified;
+}
+
 // In a process of its own: a driver that dies takes nobody along.
 Result<Verified> verify_one(const VerifyArguments& options, const trust::ShardFile& shard, std::string_view option,
                             const std::string& device, const std::filesystem::path& out) {
@@ -97,12 +114,7 @@ Result<Verified> verify_one(const VerifyArguments& options, const trust::ShardFi
         verified.crash = "the probe failed, see above";
     }
     if (!verified.crash.empty()) { return verified; }
-    LINKCPP_TRY(const trust::Record record, trust::read_record(out));
-    LINKCPP_TRY(const trust::ProbeInput input, record.input());
-    verified.description = fmt::format("{} ({})", record.place.device, record.place.description);
-    LINKCPP_TRY(verified.findings,
-                trust::judge(shard.layer, shard.read, input, record.rows, {.n_threads = options.n_threads}));
-    return verified;
+    return judge_record(options, shard, device, out);
 }
 
 nlohmann::json to_json(const Verified& verified) {
@@ -154,7 +166,8 @@ Status verify(const VerifyArguments& options) {
     LINKCPP_TRY(const Scratch scratch, Scratch::make());
     std::vector<std::pair<std::string, std::string>> wanted;  // option and value of `linkcpp probe`
     for (const std::string& backend : options.backends) { wanted.emplace_back("--backend", backend); }
-    if (options.backends.empty()) {
+    for (const std::string& record : options.records) { wanted.emplace_back("--record", record); }
+    if (wanted.empty()) {
         expert::load_backends();
         const auto devices = expert::devices();
         if (options.device == "all") {
@@ -167,13 +180,16 @@ Status verify(const VerifyArguments& options) {
     nlohmann::json list = nlohmann::json::array();
     std::size_t n_refused = 0;
     for (std::size_t i = 0; i < wanted.size(); ++i) {
-        LINKCPP_TRY(const Verified verified,
-                    verify_one(options, shard, wanted[i].first, wanted[i].second, scratch / fmt::format("{}.gguf", i)));
-        n_refused += verified.may_serve() ? 0 : 1;
+        const auto& [option, name] = wanted[i];
+        auto verified = option == "--record"
+                            ? judge_record(options, shard, name, name)
+                            : verify_one(options, shard, option, name, scratch / fmt::format("{}.gguf", i));
+        if (!verified) { return std::unexpected(verified.error()); }
+        n_refused += verified->may_serve() ? 0 : 1;
         if (options.json) {
-            list.push_back(to_json(verified));
+            list.push_back(to_json(*verified));
         } else {
-            print(verified);
+            print(*verified);
         }
     }
     if (options.json) { fmt::print("{}\n", list.dump(2, ' ', false, nlohmann::json::error_handler_t::replace)); }
@@ -191,6 +207,8 @@ void add_verify(CLI::App& app) {
     command->add_option("--layer", options->layer, "Of a whole model (default: its first with experts)");
     auto* device = command->add_option("--device", options->device, "One device of `linkcpp devices` (default: all)");
     command->add_option("--backend", options->backends, "Devices of these ggml modules, each loaded alone")
+        ->excludes(device);
+    command->add_option("--record", options->records, "Records that `linkcpp probe` has made, here or elsewhere")
         ->excludes(device);
     command->add_option("--tokens", options->n_tokens, "Rows of input (default: 12)")
         ->check(CLI::Range(1u, trust::kMaxProbeTokens));

@@ -11,6 +11,7 @@
 #include <ggml.h>
 
 #include "base/platform.h"
+#include "base/units.h"
 #include "expert/ffn.h"
 
 namespace linkcpp::expert {
@@ -205,10 +206,17 @@ Status Engine::check_operations(const Layer& held) const {
     for (const auto& [role, tensor] : held.tensors) {
         if (!model::is_weight(role)) { continue; }
         const ggml_tensor* product = build_product(context.get(), held.tensors, role, rows(tensor->ne[0]), ids);
-        if (!ggml_backend_dev_supports_op(device_.handle, product)) {
-            return fail(ErrorKind::unsupported, "device {}: cannot multiply by {} experts", device_.name,
-                        ggml_type_name(tensor->type));
+        if (ggml_backend_dev_supports_op(device_.handle, product)) { continue; }
+        // Or is it only too much in one piece? Some devices take 128 MiB.
+        FfnTensors alone{{role, ggml_new_tensor_3d(context.get(), tensor->type, tensor->ne[0], tensor->ne[1], 1)}};
+        if (ggml_backend_dev_supports_op(device_.handle,
+                                         build_product(context.get(), alone, role, rows(tensor->ne[0]), ids))) {
+            return fail(ErrorKind::overloaded,
+                        "device {}: {} experts of one layer are too much for it in one piece ({} of {}); give it fewer",
+                        device_.name, tensor->ne[2], format_bytes(ggml_nbytes(tensor)), model::to_string(role));
         }
+        return fail(ErrorKind::unsupported, "device {}: cannot multiply by {} experts", device_.name,
+                    ggml_type_name(tensor->type));
     }
     build_ffn(context.get(), held.layer, held.tensors, rows(held.layer.n_embd), ids);
     for (ggml_tensor* t = ggml_get_first_tensor(context.get()); t; t = ggml_get_next_tensor(context.get(), t)) {

@@ -33,7 +33,7 @@ Line alike(ggml_type type, Rounding rounding, std::size_t n_in) {
         case Rounding::f16_sums: {
             // Grows with the root of how much is added up.
             const double root = std::sqrt(static_cast<double>(n_in));
-            return {{5e-4 * root, 3e-3 * root}, {7e-4 * root, 4e-3 * root}};
+            return {{3.5e-4 * root, 3e-3 * root}, {6e-4 * root, 2.5e-3 * root}};
         }
     }
     if (has_minimum(type)) { return {{2e-3, 5e-3}, {5e-3, 2e-2}}; }
