@@ -38,9 +38,11 @@ Result<expert::Device> device_of(const ProbeArguments& options) {
 Status probe_reference(const ProbeArguments& options, const trust::ShardFile& shard, const trust::ProbeInput& input,
                        trust::Record& record) {
     const auto rounding = expert::rounding_of(options.rounding);
-    if (!rounding) {
+    // How sums of 16 bits are added up only the device knows.
+    if (!rounding || *rounding == expert::Rounding::f16_sums) {
         std::string names;
         for (const auto each : expert::kRoundings) {
+            if (each == expert::Rounding::f16_sums) { continue; }
             names += fmt::format("{}{}", names.empty() ? "" : ", ", expert::to_string(each));
         }
         return fail(ErrorKind::invalid, "--rounding: expected one of {}, got '{}'", names, options.rounding);
@@ -87,6 +89,11 @@ Status probe_device(const ProbeArguments& options, const trust::ShardFile& shard
 Status probe(const ProbeArguments& options) {
     const auto start = std::chrono::steady_clock::now();
     LINKCPP_TRY(const trust::ShardFile shard, trust::open_shard(options.shard, options.layer));
+    std::error_code none;  // an output that is not there yet is no shard
+    if (std::filesystem::equivalent(options.shard, options.out, none)) {
+        return fail(ErrorKind::invalid, "{}: expected another file than the shard itself; choose another name (-o)",
+                    options.out);
+    }
     LINKCPP_TRY(const trust::ProbeInput input,
                 trust::make_input(shard.layer, shard.experts, options.seed, options.n_tokens));
     LINKCPP_TRY(trust::Record record, trust::begin_record(shard, input));
@@ -113,10 +120,11 @@ void add_probe(CLI::App& app) {
                                        "Where to compute, see `linkcpp devices`, or `reference`: in double precision "
                                        "(default: the first that is not a CPU, else the CPU)");
     command->add_option("--backend", options->backend, "Compute on the device of this ggml module and load no other")
-        ->excludes(device);
+        ->excludes(device)
+        ->check(CLI::ExistingFile);
     command->add_option("--tokens", options->n_tokens, "Rows of input (default: 12)")
         ->check(CLI::Range(1u, trust::kMaxProbeTokens));
-    command->add_option("--seed", options->seed, "Another seed, another input (default: 1)");
+    command->add_option("--seed", options->seed, "Another seed, another input (default: 1)")->check(is_number());
     command->add_option(
         "--rounding", options->rounding,
         "Of the reference: round rows as a family of kernels does: none, f16, bf16, q8_0, q8_wide, q8_k");

@@ -1,8 +1,13 @@
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
+
+#include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include "base/platform.h"
@@ -44,9 +49,17 @@ class Scratch {
   public:
     static Result<Scratch> make() {
         LINKCPP_TRY(const std::filesystem::path dir, runtime_dir());
-        Scratch scratch;
-        scratch.path_ = dir / fmt::format("verify-{}", random_hex(6));
         std::error_code error;
+        // Those of processes that were killed.
+        for (const auto& entry : std::filesystem::directory_iterator(dir, error)) {
+            const std::string name = entry.path().filename().string();
+            const long pid = name.starts_with(kStart) ? std::strtol(name.c_str() + kStart.size(), nullptr, 10) : 0;
+            if (pid > 0 && ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH) {
+                std::filesystem::remove_all(entry.path(), error);
+            }
+        }
+        Scratch scratch;
+        scratch.path_ = dir / fmt::format("{}{}-{}", kStart, ::getpid(), random_hex(3));
         std::filesystem::create_directory(scratch.path_, error);
         if (error) { return fail_errno(error.value(), scratch.path_.string()); }
         return scratch;
@@ -60,6 +73,8 @@ class Scratch {
     std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
 
   private:
+    static constexpr std::string_view kStart = "verify-";
+
     Scratch() = default;
     std::filesystem::path path_;
 };
@@ -69,8 +84,8 @@ Result<Verified> judge_record(const VerifyArguments& options, const trust::Shard
     Verified verified{.device = name, .description = {}, .crash = {}, .findings = {}};
     LINKCPP_TRY(const trust::Record record, trust::read_record(file));
     LINKCPP_TRY(const trust::ProbeInput input, record.input());
-    LINKCPP_TRY(const trust::Record ours, trust::begin_record(shard, input));
-    if (ours.layer() != record.layer() || ours.manifest.slices != record.manifest.slices) {
+    const auto ours = trust::begin_record(shard, input);
+    if (!ours || ours->layer() != record.layer() || ours->manifest.slices != record.manifest.slices) {
         return fail(ErrorKind::invalid, "{}: expected a record of this shard's slices, got one of others",
                     file.string());
     }
@@ -81,8 +96,8 @@ Result<Verified> judge_record(const VerifyArguments& options, const trust::Shard
 }
 
 // In a process of its own: a driver that dies takes nobody along.
-Result<Verified> verify_one(const VerifyArguments& options, const trust::ShardFile& shard, std::string_view option,
-                            const std::string& device, const std::filesystem::path& out) {
+Result<Verified> verify_one(const VerifyArguments& options, StopOnSignal& stop, const trust::ShardFile& shard,
+                            std::string_view option, const std::string& device, const std::filesystem::path& out) {
     using namespace std::chrono_literals;
     ProcessOptions process;
     process.arguments = {(executable_dir() / "linkcpp").string(),
@@ -105,13 +120,16 @@ Result<Verified> verify_one(const VerifyArguments& options, const trust::ShardFi
     }
     LINKCPP_TRY(Process child, Process::start(process));
     std::optional<int> status;
-    while (!(status = child.poll())) { std::this_thread::sleep_for(10ms); }
+    while (!(status = child.poll())) {
+        stop.sleep(10ms);
+        if (stop.requested()) { return fail(ErrorKind::failed, "stopped"); }
+    }
     Verified verified{.device = device, .description = {}, .crash = {}, .findings = {}};
     constexpr int kSignals = 128;
     if (*status > kSignals) {
         verified.crash = fmt::format("the probe was ended by signal {}", *status - kSignals);
     } else if (*status != 0) {
-        verified.crash = "the probe failed, see above";
+        verified.crash = "the probe failed; it has said why on standard error";
     }
     if (!verified.crash.empty()) { return verified; }
     return judge_record(options, shard, device, out);
@@ -142,8 +160,10 @@ nlohmann::json to_json(const Verified& verified) {
 }
 
 void print(const Verified& verified) {
-    fmt::print("{}: {}\n", verified.device,
-               verified.may_serve() ? "may serve" : fmt::format("MAY NOT SERVE: {}", one_line(verified.why())));
+    const std::string_view verdict = verified.may_serve()     ? "may serve"
+                                     : verified.crash.empty() ? "MAY NOT SERVE: "
+                                                              : "COULD NOT BE PROBED: ";
+    fmt::print("{}: {}{}\n", one_line(verified.device), verdict, one_line(verified.why()));
     if (!verified.description.empty()) { fmt::print("  {}\n", one_line(verified.description)); }
     if (verified.findings.parts.empty()) { return; }
     fmt::print("  {:<8} {:>5} {:>6}  {:<16} {:>9} {:>9}   {:>9} {:>9}\n", "PART", "ROWS", "WRONG", "ROUNDS LIKE",
@@ -163,6 +183,7 @@ void print(const Verified& verified) {
 
 Status verify(const VerifyArguments& options) {
     LINKCPP_TRY(const trust::ShardFile shard, trust::open_shard(options.shard, options.layer));
+    StopOnSignal stop;
     LINKCPP_TRY(const Scratch scratch, Scratch::make());
     std::vector<std::pair<std::string, std::string>> wanted;  // option and value of `linkcpp probe`
     for (const std::string& backend : options.backends) { wanted.emplace_back("--backend", backend); }
@@ -183,8 +204,9 @@ Status verify(const VerifyArguments& options) {
         const auto& [option, name] = wanted[i];
         auto verified = option == "--record"
                             ? judge_record(options, shard, name, name)
-                            : verify_one(options, shard, option, name, scratch / fmt::format("{}.gguf", i));
-        if (!verified) { return std::unexpected(verified.error()); }
+                            : verify_one(options, stop, shard, option, name, scratch / fmt::format("{}.gguf", i));
+        if (!verified && stop.requested()) { return std::unexpected(verified.error()); }
+        if (!verified) { verified = Verified{.device = name, .crash = verified.error().message}; }
         n_refused += verified->may_serve() ? 0 : 1;
         if (options.json) {
             list.push_back(to_json(*verified));
@@ -207,12 +229,13 @@ void add_verify(CLI::App& app) {
     command->add_option("--layer", options->layer, "Of a whole model (default: its first with experts)");
     auto* device = command->add_option("--device", options->device, "One device of `linkcpp devices` (default: all)");
     command->add_option("--backend", options->backends, "Devices of these ggml modules, each loaded alone")
-        ->excludes(device);
+        ->excludes(device)
+        ->check(CLI::ExistingFile);
     command->add_option("--record", options->records, "Records that `linkcpp probe` has made, here or elsewhere")
         ->excludes(device);
     command->add_option("--tokens", options->n_tokens, "Rows of input (default: 12)")
         ->check(CLI::Range(1u, trust::kMaxProbeTokens));
-    command->add_option("--seed", options->seed, "Another seed, another input (default: 1)");
+    command->add_option("--seed", options->seed, "Another seed, another input (default: 1)")->check(is_number());
     command->add_option("--threads", options->n_threads, "Threads (default: all processors)")
         ->check(CLI::Range(1u, kMaxThreads));
     command->add_flag("--json", options->json, "Machine-readable");

@@ -26,6 +26,9 @@ void add_probe(CLI::App& app);
 void add_compare(CLI::App& app);
 void add_verify(CLI::App& app);
 
+// For options of 64 bits: CLI11 takes -1 for the largest number.
+CLI::Validator is_number();
+
 // Runs `work` when `command` is given. An error is one line on standard error, and exit status 1.
 void run_or_exit(CLI::App* command, std::function<Status()> work);
 

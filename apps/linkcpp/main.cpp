@@ -1,6 +1,8 @@
 // linkcpp: one Mixture-of-Experts model, served by whatever hardware shows up.
 
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
@@ -24,6 +26,16 @@ void print_error(std::string_view message) {
 }
 
 }  // namespace
+
+CLI::Validator is_number() {
+    const auto check = [](std::string& text) -> std::string {
+        std::uint64_t number = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+        const bool good = error == std::errc{} && end == text.data() + text.size();
+        return good ? "" : fmt::format("expected a number from 0 to {}, got '{}'", UINT64_MAX, text);
+    };
+    return {check, "UINT"};
+}
 
 void run_or_exit(CLI::App* command, std::function<Status()> work) {
     command->callback([work = std::move(work)] {

@@ -19,7 +19,7 @@ Result<Difference> compare_any(std::span<const T> a, std::span<const T> b) {
                     b.size());
     }
     using Word = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
-    Difference difference{.identical = true};
+    Difference difference{.n = a.size(), .identical = true};
     double largest = 0;
     for (std::size_t i = 0; i < a.size(); ++i) {
         const auto x = static_cast<double>(a[i]);
@@ -30,7 +30,7 @@ Result<Difference> compare_any(std::span<const T> a, std::span<const T> b) {
     }
     if (!difference.finite) {
         difference.cosine = difference.relative_l2 = difference.max_abs = difference.relative_max = difference.nmse =
-            kNaN;
+            difference.gain = kNaN;
         return difference;
     }
     if (largest == 0) {
@@ -56,6 +56,7 @@ Result<Difference> compare_any(std::span<const T> a, std::span<const T> b) {
     difference.max_abs = std::scalbn(largest_difference, exponent);
     difference.cosine = aa == 0 || bb == 0 ? 0 : std::clamp(ab / (std::sqrt(aa) * std::sqrt(bb)), -1.0, 1.0);
     difference.nmse = bb == 0 ? kInfinity : dd / bb;
+    difference.gain = bb == 0 ? kInfinity : ab / bb;
     difference.relative_l2 = std::sqrt(difference.nmse);
     difference.relative_max = bb == 0 ? kInfinity : largest_difference / std::sqrt(bb / static_cast<double>(b.size()));
     return difference;

@@ -1,6 +1,7 @@
 // How far two results are apart, in double precision.
 #pragma once
 
+#include <cstddef>
 #include <span>
 
 #include "base/error.h"
@@ -13,6 +14,8 @@ struct Difference {
     double max_abs = 0;
     double relative_max = 0;  // max_abs / the root mean square of b; 0 when both are zero, infinite when only b is
     double nmse = 0;          // relative_l2 squared
+    double gain = 1;          // how long a is along b, in units of b; 1 when both are zero
+    std::size_t n = 0;        // numbers compared
     bool identical = false;   // the same bits
     bool finite = true;       // false as soon as either has a NaN or an infinity; the figures are then NaN
 };

@@ -27,6 +27,8 @@ TEST(Metrics, hand_worked_cases) {
     EXPECT_DOUBLE_EQ(opposite.nmse, 4);
     EXPECT_DOUBLE_EQ(of({2, 4}, {1, 2}).cosine, 1) << "length alone does not turn a vector";
     EXPECT_DOUBLE_EQ(of({2, 4}, {1, 2}).relative_l2, 1);
+    EXPECT_DOUBLE_EQ(of({2, 4}, {1, 2}).gain, 2);
+    EXPECT_DOUBLE_EQ(of({0, 3}, {1, 1}).gain, 1.5);
     EXPECT_DOUBLE_EQ(of({0, 1}, {1, 0}).cosine, 0);
 }
 

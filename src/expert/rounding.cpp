@@ -90,10 +90,18 @@ void round_row(Rounding rounding, std::span<const float> row, std::span<double> 
 }
 
 double largest_step(Rounding rounding, std::span<const float> row) {
-    if (!is_block(rounding)) { return 0; }
     float largest = 0;
     for (const float x : row) { largest = std::max(largest, std::abs(x)); }
-    return static_cast<double>(largest) / 127;
+    switch (rounding) {
+        case Rounding::none: return 0;
+        case Rounding::f16:
+        case Rounding::f16_sums: return static_cast<double>(largest) * 0x1p-10;
+        case Rounding::bf16: return static_cast<double>(largest) * 0x1p-7;
+        case Rounding::q8_0:
+        case Rounding::q8_wide:
+        case Rounding::q8_k: return static_cast<double>(largest) / 127;
+    }
+    return 0;
 }
 
 void round_weights(Rounding rounding, std::span<float> weights) {

@@ -42,8 +42,8 @@ struct FfnRounding {
 
 // out.size() == row.size()
 void round_row(Rounding rounding, std::span<const float> row, std::span<double> out);
-// The largest distance between neighbouring values that a row's numbers can be rounded to, where it is the same for all
-// numbers of a block; else 0. Two right devices may round a number that lies between two values to different ones.
+// The largest distance between neighbouring values that a row's numbers can be rounded to; 0 where they are not. Two
+// right devices may round a number that lies between two values to different ones.
 double largest_step(Rounding rounding, std::span<const float> row);
 // As a kernel with that rounding sees dequantised weights, in place.
 void round_weights(Rounding rounding, std::span<float> weights);

@@ -25,8 +25,8 @@ bool has_minimum(ggml_type type) {
 Line alike(ggml_type type, Rounding rounding, std::size_t n_in) {
     switch (rounding) {
         case Rounding::none: return {{1e-5, 1e-4}, {1e-5, 1e-4}};
-        case Rounding::f16: return {{1e-5, 1e-4}, {1e-4, 1e-3}};
-        case Rounding::bf16: return {{1e-5, 1e-4}, {1e-3, 1e-2}};
+        case Rounding::f16:
+        case Rounding::bf16:
         case Rounding::q8_0:
         case Rounding::q8_wide:
         case Rounding::q8_k: break;
@@ -63,6 +63,18 @@ Tolerance sum(Tolerance a, Tolerance b) {
 }
 
 }  // namespace
+
+bool Tolerance::holds(const expert::Difference& row) const {
+    // The largest of some thousand numbers of noise in units of their root mean square, with room for columns of
+    // weights that have a few large ones; one wrong number alone among n has sqrt(n).
+    constexpr double kSpread = 14;
+    // Noise of n numbers along a given row, in units of its length over sqrt(n); an activation bends it a little.
+    constexpr double kAlong = 12;
+    constexpr double kLastBits = 1e-5;
+    if (!row.finite || row.relative_l2 > relative_l2 || row.relative_max > relative_max) { return false; }
+    const double along = kAlong * relative_l2 / std::sqrt(static_cast<double>(row.n));
+    return row.relative_max <= kSpread * (row.relative_l2 + kLastBits) && std::abs(row.gain - 1) <= along + kLastBits;
+}
 
 double flip_of(Rounding rounding, std::span<const float> row) {
     const double step = expert::largest_step(rounding, row);

@@ -155,6 +155,15 @@ Result<std::map<Part, FfnRounding>> recognise(const MoeLayer& layer, const Slice
         const auto most = std::ranges::max_element(counts);
         roundings[part] = candidates(layer, product_of(part))[static_cast<std::size_t>(most - counts.begin())];
     }
+    // Rows of 16 bits may be added up in 32 or in 16; a row that by chance agrees with both does not tell.
+    const bool sums_too = std::ranges::all_of(roundings, [](const auto& entry) {
+        return !product_of(entry.first) || entry.second.input == Rounding::f16_sums;
+    });
+    for (auto& [part, rounding] : roundings) {
+        if (!product_of(part) && sums_too && rounding == FfnRounding{Rounding::f16, Rounding::f16}) {
+            rounding = {Rounding::f16_sums, Rounding::f16_sums};
+        }
+    }
     return roundings;
 }
 

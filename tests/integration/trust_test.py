@@ -1,11 +1,14 @@
 """Probe, compare and verify: what users do to find out whether a device computes what it should."""
 
 import json
+import signal
 import unittest
+from array import array
 from pathlib import Path
 
 from case import SwarmTest
-from swarm import bin_dir, llama_dir
+from gguf import Gguf
+from swarm import bin_dir, llama_dir, wait_for
 
 
 def cpu_module():
@@ -72,7 +75,8 @@ class Probe(SwarmTest):
 
     def test_bad_wishes_are_refused_and_leave_no_file(self):
         out = self.folder / "out.gguf"
-        for arguments, why in ((["--device", "CUDA9"], "expected one of"), (["--backend", "/none.so"], "found nothing"),
+        for arguments, why in ((["--device", "CUDA9"], "expected one of"), (["--backend", "/none.so"], "does not exist"), (["--backend", ""], "does not exist"),
+                               (["--seed", -1], "--seed: expected a number"), (["--seed", 2**64], "--seed: expected a number"),
                                (["--backend", self.shard], "ggml does not load it"), (["--layer", 0], "expected layer 0"),
                                (["--device", "reference", "--rounding", "q4"], "--rounding"),
                                (["--tokens", 0], ""), (["--device", "CPU", "--backend", cpu_module()], "")):
@@ -83,6 +87,44 @@ class Probe(SwarmTest):
                 self.assertFalse(out.exists())
         self.assert_refused(self.swarm.linkcpp("probe", "--shard", self.folder / "none.gguf", "-o", out), "none.gguf")
 
+    def test_an_output_in_the_place_of_the_shard_is_refused(self):
+        before = self.shard.read_bytes()
+        self.assert_refused(self.swarm.linkcpp("probe", "--shard", self.shard, "-o", self.shard), "shard itself")
+        self.assertEqual(self.shard.read_bytes(), before)
+
+    def test_a_changed_record_is_found(self):
+        record = self.probe("honest", "--device", "CPU")
+        self.run_linkcpp("verify", "--shard", self.shard, "--record", record)
+        changed = Gguf(record)
+        for part in ("gate", "up", "down", "batch", "single"):
+            ne, kind, data = changed.tensors[part]
+            rows = array("f", data[:4 * ne[0] * ne[1]])
+            rms = sum(x * x for x in rows) ** 0.5 / len(rows) ** 0.5
+            for name, change in (("one number of every row, by a third", lambda i, x: x + rms / 3 if i % ne[0] == 7 else x),
+                                 ("longer by 2 %", lambda i, x: 1.02 * x), ("a sign", lambda i, x: -x if i == 9 else x)):
+                with self.subTest(part=part, change=name):
+                    if name == "a sign" and abs(rows[9]) < rms / 4:
+                        continue  # a small number changes next to nothing
+                    bad = Gguf(record)
+                    bad.tensors[part] = (ne, kind, array("f", [change(i, x) for i, x in enumerate(rows)]).tobytes())
+                    bad.write(self.folder / "bad.gguf")
+                    refused = self.swarm.linkcpp("verify", "--shard", self.shard, "--record", self.folder / "bad.gguf")
+                    self.assertEqual(refused.poll(), 1)
+                    self.assertIn("MAY NOT SERVE", refused.out().decode())
+        other = self.folder / "other.gguf"
+        self.run_linkcpp("probe", "--shard", self.model, "--layer", 1, "--device", "CPU", "-o", other)
+        both = self.swarm.linkcpp("verify", "--shard", self.shard, "--record", record, "--record", other, "--json")
+        shown = json.loads(both.out())
+        self.assertEqual([device["may_serve"] for device in shown], [True, False])
+        self.assertIn("other.gguf", shown[1]["why"])
+
+    def test_verify_that_is_stopped_leaves_nothing_behind(self):
+        verify = self.swarm.start("verify", [bin_dir() / "linkcpp", "verify", "--shard", self.shard, "--tokens", 4096])
+        wait_for(lambda: list(self.swarm.home.rglob("verify-*")), 20, "the folder of a verify")
+        verify.popen.send_signal(signal.SIGTERM)
+        self.assertNotEqual(verify.wait(), 0)
+        self.assertEqual(list(self.swarm.home.rglob("verify-*")), [])
+
     def test_verify_says_who_may_serve(self):
         text = self.run_linkcpp("verify", "--shard", self.shard)
         self.assertIn("CPU: may serve", text)
@@ -91,7 +133,7 @@ class Probe(SwarmTest):
         self.assertEqual(shown[0]["parts"]["gate"]["rounding"][0], "q8_k")
         refused = self.swarm.linkcpp("verify", "--shard", self.shard, "--backend", self.shard)
         self.assertEqual(refused.poll(), 1)
-        self.assertIn("MAY NOT SERVE", refused.out().decode())
+        self.assertIn("COULD NOT BE PROBED", refused.out().decode())
         self.assertIn("1 of 1 device may not serve", refused.err())
 
 
