@@ -124,16 +124,9 @@ void print_entries(const std::vector<Entry>& entries, bool markdown, std::size_t
     }
     for (const Entry& entry : entries) {
         const trust::Place& place = entry.record.place;
-        std::string roundings;
         const auto batch = entry.record.roundings.find(Part::batch);
-        if (batch == entry.record.roundings.end()) {
-            roundings = "nothing known";
-        } else {
-            roundings = std::string(expert::to_string(batch->second.input));
-            if (batch->second.inner != batch->second.input) {
-                roundings += fmt::format(", {}", expert::to_string(batch->second.inner));
-            }
-        }
+        const std::string roundings =
+            batch == entry.record.roundings.end() ? "nothing known" : expert::to_string(batch->second);
         const std::string device = one_line(fmt::format("{} ({})", place.device, place.description));
         if (markdown) {
             fmt::print("| {} | {} | {} | {} |\n", entry.label, device, one_line(place.machine), roundings);

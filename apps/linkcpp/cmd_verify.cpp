@@ -169,11 +169,7 @@ void print(const Verified& verified) {
     fmt::print("  {:<8} {:>5} {:>6}  {:<16} {:>9} {:>9}   {:>9} {:>9}\n", "PART", "ROWS", "WRONG", "ROUNDS LIKE",
                "WORST L2", "TOLERANCE", "WORST MAX", "TOLERANCE");
     for (const auto& [part, findings] : verified.findings.parts) {
-        std::string rounding(expert::to_string(findings.rounding.input));
-        if (findings.rounding.inner != findings.rounding.input) {
-            rounding += fmt::format(", {}", expert::to_string(findings.rounding.inner));
-        }
-        if (part == trust::Part::sums) { rounding = "-"; }
+        const std::string rounding = part == trust::Part::sums ? "-" : expert::to_string(findings.rounding);
         fmt::print("  {:<8} {:>5} {:>6}  {:<16} {:>9.2e} {:>9.0e}   {:>9.2e} {:>9.0e}\n", trust::to_string(part),
                    findings.n_rows, findings.n_wrong, rounding, findings.worst.difference.relative_l2,
                    findings.worst.tolerance.relative_l2, findings.worst.difference.relative_max,

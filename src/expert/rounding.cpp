@@ -62,6 +62,12 @@ std::string_view to_string(Rounding rounding) {
     return number < kNames.size() ? kNames[number] : "unknown";
 }
 
+std::string to_string(FfnRounding rounding) {
+    std::string text(to_string(rounding.input));
+    if (rounding.inner != rounding.input) { text.append(", ").append(to_string(rounding.inner)); }
+    return text;
+}
+
 std::optional<Rounding> rounding_of(std::string_view name) {
     const auto found = std::ranges::find(kNames, name);
     if (found == kNames.end()) { return {}; }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 namespace linkcpp::expert {
@@ -39,6 +40,8 @@ struct FfnRounding {
 
     bool operator==(const FfnRounding&) const = default;
 };
+// For people: "q8_k", or "q8_k, q8_0".
+std::string to_string(FfnRounding rounding);
 
 // out.size() == row.size()
 void round_row(Rounding rounding, std::span<const float> row, std::span<double> out);

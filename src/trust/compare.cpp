@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace linkcpp::trust {
 namespace {
@@ -52,11 +51,6 @@ Tolerance tolerance_for(Part part, const model::MoeLayer& layer, const FfnRoundi
     return with_flips(tolerance_of(layer, product, a, b), flip);
 }
 
-double badness(const expert::Difference& row, const Tolerance& tolerance) {
-    if (!row.finite) { return std::numeric_limits<double>::infinity(); }
-    return std::max(row.relative_l2 / tolerance.relative_l2, row.relative_max / tolerance.relative_max);
-}
-
 }  // namespace
 
 std::string_view to_string(Verdict verdict) {
@@ -88,8 +82,8 @@ Result<Comparison> compare(const Record& a, const Record& b) {
                         expert::compare(std::span<const float>(x).subspan(i * shape.n, shape.n),
                                         std::span<const float>(y).subspan(i * shape.n, shape.n)));
             if (!result.tolerance.holds(row)) { result.verdict = Verdict::different; }
-            if (const double bad = badness(row, result.tolerance); bad > worst) {
-                worst = bad;
+            if (const double share = result.tolerance.share(row); share > worst) {
+                worst = share;
                 result.worst = row;
                 result.worst_row = i;
             }

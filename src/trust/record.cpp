@@ -24,7 +24,7 @@ std::string key(std::string_view name) {
     return fmt::format("linkcpp.probe.{}", name);
 }
 
-// The layer with so many experts, as a manifest of a part describes it.
+// The layer with so many experts.
 MoeLayer with_experts(const MoeLayer& layer, std::uint32_t n_expert) {
     MoeLayer part = layer;
     part.n_expert = n_expert;
@@ -111,10 +111,7 @@ Place place_of(const expert::Device& device) {
 }
 
 MoeLayer Record::layer() const {
-    MoeLayer whole = manifest.model.layers.front();
-    whole.n_expert = n_expert;
-    for (model::ExpertTensor& tensor : whole.tensors) { tensor.ne = model::shape_of(whole, tensor.role); }
-    return whole;
+    return with_experts(manifest.model.layers.front(), n_expert);
 }
 
 Result<ProbeInput> Record::input() const {

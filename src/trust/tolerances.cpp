@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace linkcpp::trust {
 namespace {
@@ -74,6 +75,11 @@ bool Tolerance::holds(const expert::Difference& row) const {
     if (!row.finite || row.relative_l2 > relative_l2 || row.relative_max > relative_max) { return false; }
     const double along = kAlong * relative_l2 / std::sqrt(static_cast<double>(row.n));
     return row.relative_max <= kSpread * (row.relative_l2 + kLastBits) && std::abs(row.gain - 1) <= along + kLastBits;
+}
+
+double Tolerance::share(const expert::Difference& row) const {
+    if (!row.finite) { return std::numeric_limits<double>::infinity(); }
+    return std::max(row.relative_l2 / relative_l2, row.relative_max / relative_max);
 }
 
 double flip_of(Rounding rounding, std::span<const float> row) {

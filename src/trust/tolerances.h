@@ -24,6 +24,8 @@ struct Tolerance {
 
     // Never of what has a NaN or an infinity.
     bool holds(const expert::Difference& row) const;
+    // How much of the tolerance a row takes; infinite when it is not finite.
+    double share(const expert::Difference& row) const;
 };
 
 // How far a row's product moves when one of its numbers, which lies between two values that it can be rounded to, goes

@@ -107,18 +107,28 @@ std::span<const float> row_at(const std::vector<float>& rows, std::size_t i, std
 }
 
 void add_row(PartFindings& findings, const RowFit& fit, std::size_t row, std::uint16_t expert) {
-    const auto badness = [](const RowFit& of) {
-        return of.difference.finite ? std::max(of.difference.relative_l2 / of.tolerance.relative_l2,
-                                               of.difference.relative_max / of.tolerance.relative_max)
-                                    : std::numeric_limits<double>::infinity();
-    };
     ++findings.n_rows;
     findings.n_wrong += fit.holds ? 0 : 1;
-    if (findings.n_rows == 1 || badness(fit) > badness(findings.worst)) {
+    if (findings.n_rows == 1 ||
+        fit.tolerance.share(fit.difference) > findings.worst.tolerance.share(findings.worst.difference)) {
         findings.worst = fit;
         findings.worst_row = row;
         findings.worst_expert = expert;
     }
+}
+
+// The weighted sums of a batch's rows, in double precision.
+std::vector<double> sums_of(const std::vector<float>& batch, const MoeLayer& layer, const ProbeInput& input) {
+    const std::size_t n = layer.n_embd;
+    std::vector<double> sums(n * input.n_tokens);
+    for (std::size_t i = 0; i < input.n_pairs(); ++i) {
+        const std::span<const float> row = row_at(batch, i, n);
+        const std::span<double> sum = std::span(sums).subspan(input.pairs[i].row * n, n);
+        for (std::size_t j = 0; j < n; ++j) {
+            sum[j] += static_cast<double>(row[j]) * static_cast<double>(input.pairs[i].weight);
+        }
+    }
+    return sums;
 }
 
 // The rounding that each part's rows are nearest to, by a vote among rows of a few experts.
@@ -171,14 +181,7 @@ Result<std::map<Part, FfnRounding>> recognise(const MoeLayer& layer, const Slice
 PartFindings judge_sums(const MoeLayer& layer, const ProbeInput& input, const ProbeRows& rows) {
     PartFindings findings;
     const std::size_t n = layer.n_embd;
-    std::vector<double> expected(n * input.n_tokens);
-    for (std::size_t i = 0; i < input.n_pairs(); ++i) {
-        const std::span<const float> row = row_at(rows.at(Part::batch), i, n);
-        const std::span<double> sum = std::span(expected).subspan(input.pairs[i].row * n, n);
-        for (std::size_t j = 0; j < n; ++j) {
-            sum[j] += static_cast<double>(row[j]) * static_cast<double>(input.pairs[i].weight);
-        }
-    }
+    const std::vector<double> expected = sums_of(rows.at(Part::batch), layer, input);
     for (std::size_t t = 0; t < input.n_tokens; ++t) {
         const std::span<const float> got = row_at(rows.at(Part::sums), t, n);
         RowFit fit;
@@ -314,16 +317,8 @@ Result<ProbeRows> run_reference(const MoeLayer& layer, const SliceReader& read, 
         }));
     if (const auto sums = result.find(Part::sums); sums != result.end()) {
         result.at(Part::single) = result.at(Part::batch);
-        const std::size_t n = layer.n_embd;
-        std::vector<double> exact(sums->second.size());
-        for (std::size_t i = 0; i < input.n_pairs(); ++i) {
-            const std::span<const float> row = row_at(result.at(Part::batch), i, n);
-            for (std::size_t j = 0; j < n; ++j) {
-                exact[input.pairs[i].row * n + j] +=
-                    static_cast<double>(row[j]) * static_cast<double>(input.pairs[i].weight);
-            }
-        }
-        std::ranges::transform(exact, sums->second.begin(), [](double x) { return static_cast<float>(x); });
+        std::ranges::transform(sums_of(result.at(Part::batch), layer, input), sums->second.begin(),
+                               [](double x) { return static_cast<float>(x); });
     }
     return result;
 }
