@@ -26,6 +26,7 @@ struct ExecArguments {
     std::string hub;
     std::string mode;
     std::string rows;
+    std::string audit;
     std::string listen;
     bool no_local_experts = false;
     std::string other_models;
@@ -67,6 +68,7 @@ Status exec(const ExecArguments& options) {
     StopOnSignal stop;
     PluginOptions plugin{.mode = options.mode,
                          .rows = options.rows,
+                         .audit = options.audit,
                          .local_experts = !options.no_local_experts,
                          .other_models = options.other_models,
                          .listen = options.listen};
@@ -108,6 +110,10 @@ void add_exec(CLI::App& app) {
         ->add_option("--rows", options->rows,
                      "What rows travel as; f16 needs --mode partial (default: $LINKCPP_ROWS, or f32)")
         ->check(CLI::IsMember({"f32", "f16"}));
+    command->add_option(
+        "--audit", options->audit,
+        "Share of the experts' results that is computed again elsewhere and compared: 0 none, 1 every one "
+        "before it is used (default: $LINKCPP_AUDIT, or 0.001)");
     command->add_option("--listen", options->listen,
                         "Where workers on other machines reach this program, such as 0.0.0.0:7072 "
                         "(default: this machine only)");

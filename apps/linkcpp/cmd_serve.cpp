@@ -32,6 +32,8 @@ struct ServeArguments {
     std::string mode;
     std::string rows;
     std::string worker_memory;
+    std::string audit;
+    double probe_every = 120;
     std::uint16_t port = 7070;
     std::uint16_t https_port = 0;
     unsigned n_local_workers = 0;
@@ -188,6 +190,7 @@ Result<Process> start_server(const ServeArguments& options, const hub::Hub& hub)
     PluginOptions plugin{.hub = hub.join_line(),
                          .mode = options.mode,
                          .rows = options.rows,
+                         .audit = options.audit,
                          .local_experts = !options.no_local_experts,
                          .other_models = "here",  // -m is ours: what else it loads is a draft model
                          .shares_cores = true};   // workers may join on this machine at any time
@@ -222,6 +225,7 @@ Result<hub::HubOptions> hub_options(const ServeArguments& options) {
     hub.https_port = options.https_port != 0 ? options.https_port
                      : hub.listen.port == 0  ? std::uint16_t{0}
                                              : static_cast<std::uint16_t>(hub.listen.port + 1);
+    hub.admission.interval = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.probe_every));
     hub.swarm.n_replicas = options.n_replicas;
     hub.swarm.expected_workers = options.n_local_workers;
     return hub;
@@ -233,14 +237,14 @@ Status serve(const ServeArguments& options) {
         return fail(ErrorKind::invalid, "--hub-only starts no llama-server that '{}' could be given to",
                     options.server_arguments.front());
     }
-    LINKCPP_CHECK(check(PluginOptions{.mode = options.mode, .rows = options.rows}));
+    LINKCPP_CHECK(check(PluginOptions{.mode = options.mode, .rows = options.rows, .audit = options.audit}));
     LINKCPP_TRY(const std::uint64_t worker_memory, memory_of_local_worker(options));
     LINKCPP_TRY(hub::HubOptions settings, hub_options(options));
     // Hashing a large model takes minutes: until it is done a signal ends the process as it ends any other.
     LINKCPP_TRY(const auto hub, hub::Hub::make(std::move(settings)));
     StopOnSignal stop;
     const net::JoinLine line = hub->join_line();
-    LINKCPP_TRY(const HubFile file, HubFile::write(line));
+    LINKCPP_TRY(const HubFile file, HubFile::write(line, hub->operator_token()));
     std::atomic<bool> hub_ended{false};
     std::jthread hub_thread([&](const std::stop_token& token) {
         try {
@@ -337,6 +341,10 @@ void add_serve(CLI::App& app) {
         ->check(CLI::IsMember({"exact", "partial"}));
     command->add_option("--rows", options->rows, "f32 or f16, see `linkcpp exec --help`")
         ->check(CLI::IsMember({"f32", "f16"}));
+    command->add_option("--audit", options->audit, "Share of the pairs that is checked, see `linkcpp exec --help`");
+    command->add_option("--probe-every", options->probe_every, "Seconds after which a worker is probed again")
+        ->check(CLI::Range(0.1, 1e6))
+        ->capture_default_str();
     command->add_flag("--no-local-experts", options->no_local_experts, "llama-server computes no expert itself");
     command->add_option("ARGS", options->server_arguments, "Arguments for llama-server, behind --");
     command->prefix_command(false);

@@ -38,6 +38,34 @@ void print_unknown(const json& layers) {
     }
 }
 
+// What is known of a worker's numbers.
+void print_trust(const json& worker) {
+    const json& trust = worker["trust"];
+    if (trust["state"] == "admitted") {
+        fmt::print(
+            "    admitted {}: {} passed, rounds like {}, worst row off by {:.1e} (tolerance {:.0e}); {} audited\n",
+            trust["since"].get<std::string>(), counted(trust["probes"].get<std::uint64_t>(), "probe"),
+            trust["rounding"].get<std::string>(), trust["worst_row"]["relative_l2"].get<double>(),
+            trust["worst_row"]["tolerance"].get<double>(),
+            counted(worker["audits"]["pairs"].get<std::uint64_t>(), "pair"));
+    } else if (trust["state"] == "unproven" && !trust["why"].get<std::string>().empty()) {
+        fmt::print("    not admitted: {}\n", trust["why"].get<std::string>());
+    }
+}
+
+void print_quarantine(const json& workers) {
+    for (const json& worker : workers) {
+        const auto text = [&](const char* key) { return worker[key].is_null() ? "" : worker[key].get<std::string>(); };
+        fmt::print("\nquarantine {} ({:.12}) since {}: {}\n", text("name"), text("id"), text("since"), text("why"));
+        if (worker["in_doubt_since"].is_null()) {
+            fmt::print("    its work was never used\n");
+        } else {
+            fmt::print("    its work since {} is in doubt; `linkcpp clear {}` trusts it again\n",
+                       text("in_doubt_since"), text("name"));
+        }
+    }
+}
+
 void print_status(const json& status) {
     const json& model = status["model"];
     const json& coverage = status["coverage"];
@@ -60,6 +88,7 @@ void print_status(const json& status) {
         if (worker["state"] == "loading" && total > 0) {
             fmt::print("    loading {} of {} ({} %)\n", format_bytes(done), format_bytes(total), done * 100 / total);
         }
+        print_trust(worker);
         if (worker["state"] == "failed") { fmt::print("    {}\n", worker["error"].get<std::string>()); }
     }
     for (const json& coordinator : status["coordinators"]) {
@@ -73,6 +102,7 @@ void print_status(const json& status) {
                 products);
         }
     }
+    print_quarantine(status["quarantine"]);
     print_unknown(status["unknown_layers"]);
 }
 

@@ -26,6 +26,10 @@ Result<fs::path> hubs_dir() {
     return dir / "hubs";
 }
 
+fs::path operator_path(fs::path line_path) {
+    return line_path.replace_extension(".operator");
+}
+
 // Whether the hub that wrote the file still runs.
 bool is_held(const fs::path& path) {
     const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -42,6 +46,7 @@ std::vector<fs::path> running_hubs(const fs::path& dir) {
             found.emplace_back(entry.last_write_time(error), entry.path());
         } else {
             fs::remove(entry.path(), error);
+            fs::remove(operator_path(entry.path()), error);
         }
     }
     std::ranges::sort(found, std::greater<>());
@@ -52,7 +57,7 @@ std::vector<fs::path> running_hubs(const fs::path& dir) {
 
 }  // namespace
 
-Result<HubFile> HubFile::write(const net::JoinLine& line) {
+Result<HubFile> HubFile::write(const net::JoinLine& line, const std::string& operator_token) {
     LINKCPP_TRY(const fs::path dir, hubs_dir());
     const fs::path path = dir / fmt::format("{}.line", line.hub.port);
     const std::string text = line.text() + "\n";
@@ -61,13 +66,16 @@ Result<HubFile> HubFile::write(const net::JoinLine& line) {
     // Locked before it has a name: nobody takes it for one that was left behind.
     UniqueFd lock(::fcntl(file.fd(), F_DUPFD_CLOEXEC, 3));
     if (!lock || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) { return fail_errno(errno, path.string()); }
+    LINKCPP_CHECK(write_file_atomically(operator_path(path), operator_token + "\n", 0600));
     LINKCPP_CHECK(file.commit());
     return HubFile(path, std::move(lock));
 }
 
 HubFile::~HubFile() {
     std::error_code error;
-    if (!path_.empty()) { fs::remove(path_, error); }
+    if (path_.empty()) { return; }
+    fs::remove(path_, error);
+    fs::remove(operator_path(path_), error);
 }
 
 Result<net::JoinLine> find_hub(std::string_view text) {
@@ -88,6 +96,22 @@ Result<net::JoinLine> find_hub(std::string_view text) {
         return net::parse_join_line(line);
     }
     return net::parse_join_line(text);
+}
+
+Result<std::string> find_operator_token(const net::JoinLine& hub) {
+    LINKCPP_TRY(const fs::path dir, hubs_dir());
+    for (const fs::path& path : running_hubs(dir)) {
+        const auto text = read_file(path, kMaxLineBytes);
+        const auto line = text ? net::parse_join_line(*text) : Result<net::JoinLine>(std::unexpected(text.error()));
+        // Another hub must not hear it.
+        if (!line || line->fingerprint != hub.fingerprint || line->hub.port != hub.hub.port) { continue; }
+        LINKCPP_TRY(std::string token, read_file(operator_path(path), kMaxLineBytes));
+        while (!token.empty() && token.back() == '\n') { token.pop_back(); }
+        return token;
+    }
+    return fail(ErrorKind::not_found,
+                "the hub at {} does not run on this machine under this user; this is for whoever runs it",
+                hub.hub.text());
 }
 
 Status hide_join_line(const std::string& line, const std::map<std::string, std::string>& more) {

@@ -13,10 +13,11 @@
 
 namespace linkcpp::cli {
 
-// Locked while the hub runs, removed at its end; a file that a killed hub has left behind has no lock.
+// Locked while the hub runs, removed at its end; a file that a killed hub has left behind has no lock. The operator's
+// token lies in a file of its own beside it: a join line may be passed on.
 class HubFile {
   public:
-    static Result<HubFile> write(const net::JoinLine& line);
+    static Result<HubFile> write(const net::JoinLine& line, const std::string& operator_token);
     HubFile(HubFile&& other) noexcept : path_(std::exchange(other.path_, {})), lock_(std::move(other.lock_)) {}
     HubFile& operator=(HubFile&&) = delete;
     ~HubFile();
@@ -30,6 +31,9 @@ class HubFile {
 // `text`: a join line, or a file that holds one ("@FILE"), or empty: $LINKCPP_HUB, else the hub on this machine, of
 // several the one that was started last. Errors: not_found, saying how to start one.
 Result<net::JoinLine> find_hub(std::string_view text);
+
+// The token of whoever runs that hub. Errors: not_found (it runs on another machine, or for another user).
+Result<std::string> find_operator_token(const net::JoinLine& hub);
 
 // A join line holds a secret, and command lines are everybody's to see: where `line` is one that was given as an
 // argument, the program starts itself anew with the line in its environment instead. `more`: further variables to set

@@ -76,6 +76,7 @@ int run(int argc, char** argv) {
 #endif
     add_join(app);
     add_status(app);
+    add_clear(app);
     add_devices(app);
     add_inspect(app);
     add_manifest(app);

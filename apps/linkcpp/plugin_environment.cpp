@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "base/platform.h"
+#include "base/units.h"
 
 namespace linkcpp::cli {
 
@@ -11,6 +12,10 @@ Status check(const PluginOptions& options) {
     const std::string mode = options.mode.empty() && inherited != nullptr ? inherited : options.mode;
     if (options.rows == "f16" && mode != "partial") {
         return fail(ErrorKind::invalid, "--rows f16 rounds what is sent: it needs --mode partial");
+    }
+    if (!options.audit.empty() && !parse_share(options.audit)) {
+        return fail(ErrorKind::invalid, "--audit: expected a share from 0 to 1, such as 0.001 or 1/1000, got '{}'",
+                    options.audit);
     }
     return {};
 }
@@ -34,6 +39,7 @@ Result<std::map<std::string, std::string>> plugin_environment(const PluginOption
     };
     set("LINKCPP_MODE", options.mode);
     set("LINKCPP_ROWS", options.rows);
+    set("LINKCPP_AUDIT", options.audit);
     set("LINKCPP_OTHER_MODELS", options.other_models);
     set("LINKCPP_LISTEN", options.listen);
     if (!options.local_experts) { environment["LINKCPP_LOCAL_EXPERTS"] = "off"; }

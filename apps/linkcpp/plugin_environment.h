@@ -16,15 +16,16 @@ inline constexpr const char* kExpertsOnSwarm = R"(\.ffn_(gate|up|down|gate_up)_(
 // What is empty is left to the environment, and to the plugin's defaults.
 struct PluginOptions {
     net::JoinLine hub;
-    std::string mode;  // "exact" or "partial"
-    std::string rows;  // "f32" or "f16"
+    std::string mode;   // "exact" or "partial"
+    std::string rows;   // "f32" or "f16"
+    std::string audit;  // share of the pairs that is checked: "0.001"
     bool local_experts = true;
     std::string other_models;   // "here" or "refuse"
     std::string listen;         // empty: loopback
     bool shares_cores = false;  // workers run on this machine too
 };
 
-// Errors: invalid (f16 rows in exact mode).
+// Errors: invalid (f16 rows in exact mode, an audit that is no share).
 Status check(const PluginOptions& options);
 
 // Errors: not_found (libggml-swarm.so does not lie beside the program).

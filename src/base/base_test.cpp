@@ -52,6 +52,17 @@ TEST(Units, sizes_follow_the_documented_words) {
     }
 }
 
+TEST(Units, shares_are_from_0_to_1) {
+    EXPECT_EQ(parse_share("0").value(), 0);
+    EXPECT_EQ(parse_share("1").value(), 1);
+    EXPECT_EQ(parse_share("0.001").value(), 0.001);
+    EXPECT_EQ(parse_share("1/1000").value(), 0.001);
+    EXPECT_EQ(parse_share("0.1%").value(), 0.001);
+    for (const char* bad : {"", "2", "-0.1", "1/0", "0/0", "1/", "/2", "5/2", "101%", "1%%", "nan", "0.1 ", "a"}) {
+        EXPECT_EQ(parse_share(bad).error().kind, ErrorKind::invalid) << bad;
+    }
+}
+
 TEST(Units, ranges_are_sorted_and_unique) {
     EXPECT_EQ(parse_ranges("8,0-3,2").value(), (std::vector<std::uint32_t>{0, 1, 2, 3, 8}));
     for (const char* bad : {"", "a", "3-1", "1-", "-", "1,,2", "0-4294967295"}) {

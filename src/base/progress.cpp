@@ -20,10 +20,11 @@ constexpr Duration kNextLine = std::chrono::seconds(5);
 
 }  // namespace
 
-Progress::Progress(std::string_view what, std::uint64_t total, Unit unit)
+Progress::Progress(std::string_view what, std::uint64_t total, Unit unit, bool quiet)
     : what_(what),
       total_(total),
       unit_(unit),
+      quiet_(quiet),
       terminal_(isatty(STDERR_FILENO) == 1),
       start_(steady_now()),
       next_draw_(start_ + kQuiet) {}
@@ -37,7 +38,7 @@ Progress::~Progress() {
 void Progress::set(std::uint64_t done) {
     done_ = done;
     const TimePoint now = steady_now();
-    if (now < next_draw_) { return; }
+    if (quiet_ || now < next_draw_) { return; }
     draw(now);
     next_draw_ = now + (terminal_ ? kRedraw : kNextLine);
 }

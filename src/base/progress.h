@@ -15,8 +15,8 @@ class Progress {
   public:
     enum class Unit { bytes, items };
 
-    // `total` 0: not known.
-    Progress(std::string_view what, std::uint64_t total, Unit unit = Unit::bytes);
+    // `total` 0: not known. `quiet`: nothing is ever drawn.
+    Progress(std::string_view what, std::uint64_t total, Unit unit = Unit::bytes, bool quiet = false);
     // Ends the line.
     ~Progress();
     Progress(const Progress&) = delete;
@@ -32,6 +32,7 @@ class Progress {
     std::uint64_t total_;
     std::uint64_t done_ = 0;
     Unit unit_;
+    bool quiet_;
     bool terminal_;
     bool drawn_ = false;
     TimePoint start_;

@@ -62,6 +62,27 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
     return static_cast<std::uint64_t>(bytes);
 }
 
+Result<double> parse_share(std::string_view text) {
+    double share = 0;
+    const char* const end = text.data() + text.size();
+    auto [next, error] = std::from_chars(text.data(), end, share);
+    if (error == std::errc{} && next != end && *next == '/') {
+        double parts = 0;
+        const auto rest = std::from_chars(next + 1, end, parts);
+        next = rest.ptr;
+        error = rest.ec;
+        share /= parts;
+    } else if (error == std::errc{} && next + 1 == end && *next == '%') {
+        share /= 100;
+        ++next;
+    }
+    if (error != std::errc{} || next != end || !(share >= 0) || share > 1) {
+        return fail(ErrorKind::invalid, "share: expected a number from 0 to 1 such as 0.001, 1/1000 or 0.1%, got '{}'",
+                    text);
+    }
+    return share;
+}
+
 std::string format_bytes(std::uint64_t bytes) {
     static constexpr std::array kNames = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     auto value = static_cast<double>(bytes);

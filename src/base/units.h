@@ -1,4 +1,4 @@
-// Sizes as people write them. `64G` and `64GiB` are 2^30 bytes each, `64GB` is 10^9.
+// Numbers as people write them. `64G` and `64GiB` are 2^30 bytes each, `64GB` is 10^9.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,9 @@ namespace linkcpp {
 
 // "4G", "512MiB", "1.5GB", "4096"; a number alone is bytes. Errors: invalid.
 Result<std::uint64_t> parse_bytes(std::string_view text);
+
+// "0.001", "1/1000", "0.1%": from 0 to 1. Errors: invalid.
+Result<double> parse_share(std::string_view text);
 
 // "1.57 GiB": three significant digits, binary units.
 std::string format_bytes(std::uint64_t bytes);

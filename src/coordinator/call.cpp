@@ -50,11 +50,17 @@ Status Dispatcher::Call::run() {
     LINKCPP_CHECK(make_tasks());
     if (mode_ == wire::Mode::partial) { std::ranges::fill(out_, 0.0f); }
     for (auto& holder : d_.holders_) { holder->load = 0; }
+    if (mode_ == wire::Mode::exact) { answered_by_.resize(std::size_t{work_.n_tokens} * work_.n_used); }
     while (true) {
         d_.refresh();
         LINKCPP_CHECK(assign());
         LINKCPP_CHECK(compute_local());
-        if (requests_.empty() && todo_.empty()) { break; }
+        LINKCPP_CHECK(compute_checks());
+        if (requests_.empty() && todo_.empty()) {
+            LINKCPP_CHECK(settle_checks());
+            if (todo_.empty()) { break; }
+            continue;
+        }
         LINKCPP_CHECK(await());
     }
     add_partial_sums();
@@ -121,8 +127,7 @@ Dispatcher::Holder* Dispatcher::Call::choose(const Task& task) const {
     const double units = units_of(task);
     for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
         Holder* holder = d_.by_route_[index];
-        if (holder == nullptr || holder->link == nullptr ||
-            std::ranges::find(task.failed, holder) != task.failed.end()) {
+        if (holder == nullptr || !holder->usable() || std::ranges::find(task.failed, holder) != task.failed.end()) {
             continue;
         }
         const double speed = mode_ == wire::Mode::partial ? 1 : speed_of(*holder);
@@ -148,16 +153,22 @@ double Dispatcher::Call::speed_of(const Holder& holder) const {
     return fastest > 0 ? fastest : 1;
 }
 
+std::vector<Dispatcher::Task>& Dispatcher::Call::tasks_for(Chosen& chosen, Holder* holder) {
+    auto found = std::ranges::find(chosen, holder, &Chosen::value_type::first);
+    if (found == chosen.end()) { found = chosen.insert(found, {holder, {}}); }
+    return found->second;
+}
+
 Status Dispatcher::Call::assign() {
-    std::map<Holder*, std::vector<Task>> chosen;
-    std::vector<Holder*> order;
+    Chosen chosen;
+    Chosen checking;
     std::vector<Task> waiting;
     for (Task& task : todo_) {
         Holder* holder = choose(task);
         if (holder != nullptr) {
             holder->load += units_of(task);
-            if (!chosen.contains(holder)) { order.push_back(holder); }
-            chosen[holder].push_back(std::move(task));
+            draw_checks(task, holder, checking);
+            tasks_for(chosen, holder).push_back(std::move(task));
         } else if (d_.local_ != nullptr) {
             local_.push_back(std::move(task));
         } else {
@@ -166,7 +177,8 @@ Status Dispatcher::Call::assign() {
     }
     todo_ = std::move(waiting);
     if (!todo_.empty() && !stalled_since_) { stalled_since_ = now(); }
-    for (Holder* holder : order) { send_all(*holder, std::move(chosen[holder])); }
+    for (auto& [holder, tasks] : chosen) { send_all(*holder, std::move(tasks)); }
+    for (auto& [holder, tasks] : checking) { send_all(*holder, std::move(tasks)); }
     if (!todo_.empty() && stalled_since_ && now() - *stalled_since_ > d_.options_.coverage_wait) {
         return fail(ErrorKind::disconnected,
                     "layer {}: no worker holds expert {} ({} experts lack one) and the coordinator does not compute "
@@ -191,7 +203,7 @@ void Dispatcher::Call::send_all(Holder& holder, std::vector<Task> tasks) {
     };
     for (Task& task : tasks) {
         if (holder.link == nullptr) {  // lost while sending: back to the others
-            todo_.push_back(std::move(task));
+            (task.is_check ? local_checks_ : todo_).push_back(std::move(task));
             continue;
         }
         const std::size_t more = n_pairs + task.positions.size();
@@ -201,7 +213,7 @@ void Dispatcher::Call::send_all(Holder& holder, std::vector<Task> tasks) {
         batch.push_back(std::move(task));
     }
     if (holder.link == nullptr) {
-        for (Task& task : batch) { todo_.push_back(std::move(task)); }
+        for (Task& task : batch) { (task.is_check ? local_checks_ : todo_).push_back(std::move(task)); }
         return;
     }
     flush();
@@ -209,6 +221,7 @@ void Dispatcher::Call::send_all(Holder& holder, std::vector<Task> tasks) {
 
 void Dispatcher::Call::send(Holder& holder, std::vector<Task> tasks) {
     Request request{.holder = &holder, .tasks = std::move(tasks), .sent = now()};
+    request.is_check = request.tasks.front().is_check;
     const std::vector<wire::Pair> pairs = list_pairs(request);
     const Routes::Worker* route = d_.routes_->find(holder.id);
     const wire::ComputeRequest header{.id = d_.next_request_++,
@@ -336,6 +349,11 @@ void Dispatcher::Call::shun(Holder& holder, const Error& error) {
 
 void Dispatcher::Call::give_back(Request& request, const Holder* refused_by) {
     for (Task& task : request.tasks) {
+        if (task.is_check) {
+            local_checks_.push_back(std::move(task));
+            continue;
+        }
+        for (const std::uint32_t position : task.positions) { checks_.erase(position); }  // drawn anew
         d_.stats_.retries += task.positions.size();
         if (refused_by != nullptr) { task.failed.push_back(refused_by); }
         todo_.push_back(std::move(task));
@@ -354,7 +372,7 @@ Status Dispatcher::Call::compute_local() {
         }
         LINKCPP_CHECK(d_.local_->compute(work_.layer, work_.product, task.expert, rows, results));
         for (std::size_t i = 0; i < n_pairs; ++i) {
-            deliver(task.positions[i], reinterpret_cast<const std::byte*>(results.data() + i * work_.n_out));
+            deliver(task.positions[i], reinterpret_cast<const std::byte*>(results.data() + i * work_.n_out), nullptr);
         }
         d_.stats_.pairs += n_pairs;
         d_.stats_.local_pairs += n_pairs;
@@ -363,8 +381,9 @@ Status Dispatcher::Call::compute_local() {
     return {};
 }
 
-void Dispatcher::Call::deliver(std::uint32_t position, const std::byte* row) {
+void Dispatcher::Call::deliver(std::uint32_t position, const std::byte* row, Holder* by) {
     if (mode_ == wire::Mode::exact) {
+        answered_by_[position] = by;
         std::memcpy(out_.data() + std::size_t{position} * work_.n_out, row, std::size_t{work_.n_out} * sizeof(float));
         return;
     }
@@ -446,7 +465,7 @@ Status Dispatcher::Call::take(Holder& holder, const wire::DecodedAnswer& answer)
     holder.n_failures = 0;
     holder.shunned_until = {};
     stalled_since_.reset();
-    d_.stats_.pairs += request.positions.size();
+    if (!request.is_check) { d_.stats_.pairs += request.positions.size(); }
     const double us_per_unit = std::max(1.0, static_cast<double>(request.compute_us)) / request.units;
     holder.us_per_unit =
         holder.us_per_unit == 0 ? us_per_unit : (1 - kSmoothing) * holder.us_per_unit + kSmoothing * us_per_unit;
@@ -470,7 +489,15 @@ void Dispatcher::Call::take_rows(Request& request, const wire::DecodedAnswer& an
     const std::size_t row_bytes = answer.rows.size() / answer.header.n_rows;
     if (mode_ == wire::Mode::exact) {
         for (std::size_t i = 0; i < answer.header.n_rows; ++i) {
-            deliver(request.positions[request.received + i], answer.rows.data() + i * row_bytes);
+            const std::uint32_t position = request.positions[request.received + i];
+            const std::byte* row = answer.rows.data() + i * row_bytes;
+            if (!request.is_check) {
+                deliver(position, row, request.holder);
+            } else if (const auto check = checks_.find(position); check != checks_.end()) {
+                check->second.by = request.holder;
+                check->second.row.resize(work_.n_out);
+                std::memcpy(check->second.row.data(), row, row_bytes);
+            }
         }
     } else {
         request.sums.resize(request.rows.size() * work_.n_out);

@@ -1,5 +1,6 @@
 // One layer's dispatch: what the dispatcher does between being asked and answering. On llama.cpp's calling thread
-// alone; call.cpp holds how pairs are shared out, sent, taken back from holders that fail, and put together.
+// alone; call.cpp holds how pairs are shared out, sent, taken back from holders that fail, and put together,
+// call_audit.cpp how some of them are checked.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +34,9 @@ class Dispatcher::Call {
     // together follow from the placement and never from timing.
     Holder* choose(const Task& task) const;
     double units_of(const Task& task) const;
+    // Requests for what was chosen; gives those whose holder is lost on the way back.
+    using Chosen = std::vector<std::pair<Holder*, std::vector<Task>>>;
+    static std::vector<Task>& tasks_for(Chosen& chosen, Holder* holder);
     // Microseconds a unit; an unmeasured holder is taken to be as fast as the fastest.
     double speed_of(const Holder& holder) const;
     Status assign();
@@ -61,10 +65,30 @@ class Dispatcher::Call {
     static void shun(Holder& holder, const Error& error);
     void declare_hung();
 
+    // ---- audit
+    // Another's row of a pair that some holder computes.
+    struct Check {
+        std::uint16_t expert = 0;
+        const Holder* by = nullptr;  // null: this program
+        std::vector<float> row;      // empty: it has not come, or nobody can compute it
+    };
+    // Draws among the pairs of a task that `holder` was chosen for, and chooses who computes those again.
+    void draw_checks(const Task& task, const Holder* holder, Chosen& chosen);
+    Status compute_checks();
+    // Compares all that was drawn; what a holder that computes wrong has done is to be done again.
+    Status settle_checks();
+    // Rows that are apart, or one (`check` has none) that nobody else could compute.
+    Status rule_on(std::uint32_t position, const Check& check, Holder& worker);
+    wire::fb::DisputeT make_dispute(std::uint32_t position, const Check& check, const Holder& worker) const;
+    Result<wire::fb::VerdictT> judge_here(const wire::fb::DisputeT& dispute) const;
+    void accuse(Holder& holder, const std::string& why);
+    void count_audit(const Holder& worker, bool right);
+    std::uint16_t expert_at(std::uint32_t position) const;
+
     // ---- from answers to the result
     Status compute_local();
-    // One pair's row has come: in exact mode to its place, in partial mode into the token's sum.
-    void deliver(std::uint32_t position, const std::byte* row);
+    // One pair's row has come, `by` null: from here. In exact mode to its place, in partial mode into the token's sum.
+    void deliver(std::uint32_t position, const std::byte* row, Holder* by);
     Status await();
     // Writes and reads what is ready, waiting at most `timeout` for the first of it.
     Status progress(Duration timeout);
@@ -92,6 +116,9 @@ class Dispatcher::Call {
     std::vector<Task> local_;  // to be computed here
     std::map<std::uint64_t, Request> requests_;
     std::vector<PartialSums> partial_;
+    std::map<std::uint32_t, Check> checks_;   // by position
+    std::vector<Task> local_checks_;          // to be computed here
+    std::vector<Holder*> answered_by_;        // by position; exact mode
     std::optional<TimePoint> stalled_since_;  // work was lost or found no holder, and no answer has come since
 };
 

@@ -1,11 +1,14 @@
 #include "coordinator/dispatcher.h"
 
 #include <algorithm>
+#include <random>
 
 #include "base/log.h"
 #include "coordinator/call.h"
 
 namespace linkcpp::coordinator {
+
+Dispatcher::Dispatcher(DispatchOptions options) : options_(options), auditor_(options.audit, std::random_device{}()) {}
 
 void Dispatcher::set_manifest(std::shared_ptr<const model::Manifest> manifest, const Digest& id) {
     const std::lock_guard lock(inbox_mutex_);
@@ -33,7 +36,7 @@ void Dispatcher::add_link(std::string worker, std::unique_ptr<net::Link> link) {
 }
 
 void Dispatcher::note_unknown(std::uint32_t layer, const std::string& nodes) {
-    const std::lock_guard lock(unknown_mutex_);
+    const std::lock_guard lock(notes_mutex_);
     if (!unknown_.try_emplace(layer, nodes).second || unknown_.size() > 1) { return; }
     log_warn(
         "layer {}: its expert block is computed one product at a time, which is right and slow; `linkcpp status` names "
@@ -42,8 +45,13 @@ void Dispatcher::note_unknown(std::uint32_t layer, const std::string& nodes) {
 }
 
 std::map<std::uint32_t, std::string> Dispatcher::unknown() const {
-    const std::lock_guard lock(unknown_mutex_);
+    const std::lock_guard lock(notes_mutex_);
     return unknown_;
+}
+
+std::map<std::string, AuditCount> Dispatcher::audits() const {
+    const std::lock_guard lock(notes_mutex_);
+    return audits_;
 }
 
 void Dispatcher::refresh() {
@@ -75,7 +83,12 @@ void Dispatcher::refresh() {
     for (const Routes::Worker& worker : routes_->workers) {
         const auto found = std::ranges::find(holders_, worker.id, [](const auto& holder) { return holder->id; });
         by_route_.push_back(found == holders_.end() ? nullptr : found->get());
-        if (by_route_.back() != nullptr) { by_route_.back()->name = worker.name; }
+        if (by_route_.back() == nullptr) { continue; }
+        Holder& holder = *by_route_.back();
+        holder.name = worker.name;
+        if (holder.distrusted && worker.epoch != holder.distrusted_epoch && worker.n_slices > 0) {
+            holder.distrusted = false;  // the hub knows of it by now, and its operator has cleared it
+        }
     }
 }
 
@@ -86,11 +99,10 @@ bool Dispatcher::covered(std::size_t* missing) {
     if (!routes_) { return false; }
     for (const auto& layer : routes_->holders) {
         for (const auto& holders : layer) {
-            lacking +=
-                std::ranges::none_of(
-                    holders, [&](std::uint16_t i) { return by_route_[i] != nullptr && by_route_[i]->link != nullptr; })
-                    ? 1
-                    : 0;
+            lacking += std::ranges::none_of(
+                           holders, [&](std::uint16_t i) { return by_route_[i] != nullptr && by_route_[i]->usable(); })
+                           ? 1
+                           : 0;
         }
     }
     if (missing != nullptr) { *missing = lacking; }

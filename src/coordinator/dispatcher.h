@@ -2,6 +2,11 @@
 // comes back where it belongs. Exact: nothing is skipped, whoever fails; without any holder the call fails.
 //
 // All pairs of one expert in one call go to the same holder: its kernels then see the batch that one process would see.
+//
+// In exact mode a share of the pairs is audited: computed again by another holder of the expert, else by the
+// coordinator itself, and compared before the layer's result is given out. Who is found wrong gets no more work, and
+// what it has done for the layer is done again. Where nobody else can compute a pair the hub is told of it, and rules
+// when it can.
 #pragma once
 
 #include <atomic>
@@ -18,11 +23,13 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "coordinator/auditor.h"
 #include "coordinator/local_experts.h"
 #include "coordinator/routes.h"
 #include "model/manifest.h"
 #include "net/link.h"
 #include "wire/compute.h"
+#include "wire/control.h"
 
 namespace linkcpp::coordinator {
 
@@ -35,6 +42,9 @@ struct DispatchOptions {
     Duration hang_unmeasured = std::chrono::seconds(10);
     // How long a call waits for a holder to come (back) before it fails.
     Duration coverage_wait = std::chrono::milliseconds(1500);
+    double audit = 0.001;  // share of the pairs that is computed again; 1: none is used that was not
+    // How long a call waits for the hub's ruling on rows that are apart.
+    Duration ruling_wait = std::chrono::seconds(10);
 };
 
 struct DispatchStats {
@@ -50,6 +60,14 @@ struct DispatchStats {
     std::atomic<std::uint64_t> compute_us{0};  // what workers say they have computed for
     std::atomic<std::uint64_t> bytes_in{0};
     std::atomic<std::uint64_t> bytes_out{0};
+    std::atomic<std::uint64_t> audits{0};     // pairs computed again and compared
+    std::atomic<std::uint64_t> rulings{0};    // of these, those that were apart, so that the truth had to be asked
+    std::atomic<std::uint64_t> unchecked{0};  // drawn for an audit, and nobody else could compute them
+};
+
+struct AuditCount {
+    std::uint64_t pairs = 0;
+    std::uint64_t wrong = 0;
 };
 
 // One layer's work. The row of token t and slot s begins at rows + t * token_stride + s * slot_stride: with slot_stride
@@ -71,15 +89,21 @@ struct Work {
     std::uint32_t n_summed = 0;  // partial sums only: the first so many of a token's experts
 };
 
+// Asks the hub who is right, from llama.cpp's calling thread; waits for the verdict for so long, and not at all for 0:
+// then the verdict is empty. Errors: timeout, disconnected (the hub is away).
+using AskHub = std::function<Result<wire::fb::VerdictT>(wire::fb::DisputeT dispute, Duration wait)>;
+
 class Dispatcher {
   public:
-    explicit Dispatcher(DispatchOptions options) : options_(options) {}
+    explicit Dispatcher(DispatchOptions options);
 
     // Control thread: what the hub says, and links whose workers have been admitted.
     void set_manifest(std::shared_ptr<const model::Manifest> manifest, const Digest& id);
     void set_routes(std::shared_ptr<const Routes> routes);
     void set_local(std::unique_ptr<LocalExperts> local);
     void add_link(std::string worker, std::unique_ptr<net::Link> link);
+    // Before the first call.
+    void set_ask_hub(AskHub ask) { ask_hub_ = std::move(ask); }
 
     // Calling thread of llama.cpp; calls from several threads wait for each other.
     // out: {n_out, n_used, n_tokens}, one row a pair. Errors: disconnected (nobody can compute an expert; says which).
@@ -93,6 +117,8 @@ class Dispatcher {
     // Layers that are computed one product at a time, and what their nodes look like. The first note of a layer counts.
     void note_unknown(std::uint32_t layer, const std::string& nodes);
     std::map<std::uint32_t, std::string> unknown() const;
+    // Audits of each worker, by id.
+    std::map<std::string, AuditCount> audits() const;
     // Whether every slice has a holder with a link, or the coordinator computes what has none. `missing`: how many
     // lack.
     bool covered(std::size_t* missing = nullptr);
@@ -109,12 +135,18 @@ class Dispatcher {
         // Failures since its last good answer, and until when others are preferred for them.
         int n_failures = 0;
         TimePoint shunned_until{};
+        // It has computed wrong: not used before the hub has given it another set of slices.
+        bool distrusted = false;
+        std::uint32_t distrusted_epoch = 0;
+
+        bool usable() const { return link != nullptr && !distrusted; }
     };
     // Pairs of one expert: positions (token * n_used + slot), ascending.
     struct Task {
         std::uint16_t expert = 0;
         std::vector<std::uint32_t> positions;
         std::vector<const Holder*> failed;  // holders that have refused it in this call
+        bool is_check = false;              // its rows are compared, not used
     };
     struct Request {
         Holder* holder = nullptr;
@@ -124,6 +156,7 @@ class Dispatcher {
         double units = 0;
         std::size_t received = 0;  // rows that have come
         std::uint64_t compute_us = 0;
+        bool is_check = false;
         RawFloats sums;  // partial mode: {n_out, rows.size()}
         TimePoint sent{};
         TimePoint deadline{};
@@ -137,8 +170,9 @@ class Dispatcher {
     DispatchOptions options_;
     DispatchStats stats_;
 
-    mutable std::mutex unknown_mutex_;  // guards unknown_
+    mutable std::mutex notes_mutex_;  // guards unknown_ and audits_
     std::map<std::uint32_t, std::string> unknown_;
+    std::map<std::string, AuditCount> audits_;
 
     std::mutex inbox_mutex_;  // guards the inbox_*
     std::vector<std::pair<std::string, std::unique_ptr<net::Link>>> inbox_links_;
@@ -157,6 +191,8 @@ class Dispatcher {
     std::vector<std::unique_ptr<Holder>> holders_;  // those with a link
     std::vector<Holder*> by_route_;                 // routes_->workers[i] → holder, or null
     std::uint64_t next_request_ = 1;
+    Auditor auditor_;
+    AskHub ask_hub_;
     RawBytes head_;  // of the request being written
 };
 

@@ -5,6 +5,7 @@
 #include <random>
 #include <thread>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 
@@ -141,7 +142,9 @@ Status hang_up(net::Link& /*link*/, const Request& /*request*/) {
 
 class DispatcherTest : public testing::Test {
   protected:
-    void make(DispatchOptions options) {
+    // `audit`: none by default, or a few random requests would come on top.
+    void make(DispatchOptions options, double audit = 0) {
+        options.audit = audit;
         auto manifest = std::make_shared<model::Manifest>();
         model::MoeLayer layer;
         layer.layer = kLayer;
@@ -413,6 +416,187 @@ TEST_F(DispatcherTest, a_peer_that_hangs_up_whenever_it_is_asked_fails_the_call_
     EXPECT_FALSE(works(5));
     EXPECT_LT(std::chrono::steady_clock::now() - start, 3s);
     done = true;
+}
+
+// ---- audit
+
+class AuditTest : public DispatcherTest {
+  protected:
+    // Of every request's rows one number has the wrong sign.
+    static Status lie(net::Link& link, const Request& request) {
+        std::vector<float> rows = results_of(request);
+        rows[rows.size() / 2] = -rows[rows.size() / 2] - 1;
+        return send_answer(link, {.id = request.header.id, .n_rows = request.header.n_pairs, .n_out = kEmbd}, rows);
+    }
+    // A hub that knows the truth. With `wait` 0 it rules later, that is to say never.
+    void hub_rules() {
+        dispatcher_->set_ask_hub(
+            [this](const wire::fb::DisputeT& dispute, Duration wait) -> Result<wire::fb::VerdictT> {
+                ++n_disputes_;
+                n_awaited_ += wait > 0ns ? 1 : 0;
+                wire::fb::VerdictT verdict;
+                for (const auto& claim : dispute.claims) {
+                    bool right = true;
+                    for (std::size_t i = 0; i < kEmbd; ++i) {
+                        right = right && claim->row[i] == dispute.input[i] * expert_times(dispute.expert);
+                    }
+                    verdict.right.push_back(right);
+                    verdict.input_rounding.push_back(0);
+                    verdict.inner_rounding.push_back(0);
+                    verdict.why.push_back(right ? "" : "a sign");
+                }
+                return wait > 0ns ? verdict : wire::fb::VerdictT{};
+            });
+    }
+    // Why it does not work; empty when it does.
+    std::string failure(std::uint32_t n_tokens) {
+        const auto result = works(n_tokens);
+        return result ? "" : result.message();
+    }
+    std::uint64_t wrong(const std::string& worker) const {
+        const auto audits = dispatcher_->audits();
+        const auto found = audits.find(worker);
+        return found == audits.end() ? 0 : found->second.wrong;
+    }
+
+    std::atomic<int> n_disputes_{0};
+    std::atomic<int> n_awaited_{0};
+};
+
+TEST_F(AuditTest, honest_holders_agree_and_nobody_is_asked) {
+    make({}, 1);
+    hub_rules();
+    add(kAll, honest);
+    add(kAll, honest);
+    for (int i = 0; i < 20; ++i) { EXPECT_TRUE(works(5)); }
+    EXPECT_EQ(n_disputes_, 0);
+    EXPECT_EQ(dispatcher_->stats().audits, 200u);
+    EXPECT_EQ(dispatcher_->stats().pairs, 200u) << "checks are no work that was asked for";
+    EXPECT_EQ(dispatcher_->stats().unchecked, 0u);
+}
+
+TEST_F(AuditTest, a_liar_is_used_no_more_and_all_it_did_for_the_layer_is_done_again) {
+    make({}, 1);
+    hub_rules();
+    Peer& liar = add(kAll, lie);
+    add(kAll, honest);
+    add(kAll, honest);
+    for (int i = 0; i < 20; ++i) { EXPECT_TRUE(works(20)); }
+    EXPECT_LE(liar.n_requests, 2) << "its work and its check in the first call";
+    EXPECT_EQ(wrong("worker-1"), 0u);
+    EXPECT_EQ(wrong("worker-2"), 0u);
+    EXPECT_EQ(dispatcher_->stats().failures, 0u);
+}
+
+TEST_F(AuditTest, at_a_small_share_a_liar_is_found_in_time) {
+    make({}, 0.05);
+    hub_rules();
+    Peer& liar = add(kAll, lie);
+    add(kAll, honest);
+    int n_wrong = 0;
+    for (int i = 0; i < 2000; ++i) { n_wrong += works(2) ? 0 : 1; }
+    // Each audit of its work finds it one time in a few, and there is an audit every five calls.
+    EXPECT_LT(n_wrong, 400);
+    EXPECT_LT(liar.n_requests, 800);
+    EXPECT_EQ(wrong("worker-0"), 1u);
+    EXPECT_EQ(wrong("worker-1"), 0u);
+}
+
+TEST_F(AuditTest, without_anybody_to_rule_the_call_fails_and_says_so) {
+    make({}, 1);
+    add(kAll, lie);
+    add(kAll, honest);
+    EXPECT_THAT(failure(3), testing::HasSubstr("have computed different results"));
+    dispatcher_->set_ask_hub([](const auto&, Duration) -> Result<wire::fb::VerdictT> {
+        wire::fb::VerdictT verdict;
+        verdict.error = "the file is gone";
+        return verdict;
+    });
+    EXPECT_THAT(failure(3), testing::HasSubstr("the file is gone"));
+    dispatcher_->set_ask_hub([](const auto&, Duration) -> Result<wire::fb::VerdictT> { return wire::fb::VerdictT{}; });
+    EXPECT_FALSE(works(3)) << "a verdict about nobody";
+}
+
+TEST_F(AuditTest, what_nobody_else_can_compute_the_hub_rules_on) {
+    make({}, 1);
+    hub_rules();
+    add(kAll, honest);
+    EXPECT_TRUE(works(3));
+    EXPECT_EQ(n_awaited_, 6) << "every pair, before it is used";
+    EXPECT_EQ(dispatcher_->stats().audits, 6u);
+
+    make({}, 0.5);
+    routes_ = {};
+    hub_rules();
+    n_disputes_ = n_awaited_ = 0;
+    add(kAll, honest);
+    for (int i = 0; i < 20; ++i) { EXPECT_TRUE(works(3)); }
+    EXPECT_GT(n_disputes_, 20);
+    EXPECT_EQ(n_awaited_, 0) << "at a share it rules afterwards";
+}
+
+TEST_F(AuditTest, what_nobody_can_check_is_counted_and_with_all_to_be_checked_not_used) {
+    make({}, 0.5);
+    add(kAll, honest);
+    for (int i = 0; i < 20; ++i) { EXPECT_TRUE(works(3)); }
+    EXPECT_GT(dispatcher_->stats().unchecked, 20u);
+    make({}, 1);
+    routes_ = {};
+    add(kAll, honest);
+    EXPECT_THAT(failure(3), testing::HasSubstr("nobody else can check"));
+}
+
+TEST_F(AuditTest, a_liar_that_is_alone_makes_the_call_fail) {
+    make({}, 1);
+    hub_rules();
+    add(kAll, lie);
+    EXPECT_THAT(failure(3), testing::HasSubstr("no worker holds expert"));
+}
+
+TEST_F(AuditTest, numbers_that_are_none_are_no_agreement) {
+    const auto nan = [](net::Link& link, const Request& request) -> Status {
+        std::vector<float> rows = results_of(request);
+        rows.back() = std::numeric_limits<float>::quiet_NaN();
+        return send_answer(link, {.id = request.header.id, .n_rows = request.header.n_pairs, .n_out = kEmbd}, rows);
+    };
+    make({}, 1);
+    hub_rules();
+    add(kAll, nan);
+    add(kAll, honest);
+    add(kAll, honest);
+    EXPECT_TRUE(works(8));
+    EXPECT_TRUE(works(8));
+}
+
+TEST_F(AuditTest, who_was_found_wrong_is_used_again_when_the_hub_gives_it_another_set) {
+    make({}, 1);
+    hub_rules();
+    std::atomic<bool> mended{false};
+    Peer& liar = add(kAll, [&](net::Link& link, const Request& request) {
+        return mended ? honest(link, request) : lie(link, request);
+    });
+    add(kAll, honest);
+    add(kAll, honest);
+    EXPECT_TRUE(works(20));
+    const int before = liar.n_requests;
+    mended = true;
+    dispatcher_->set_routes(std::make_shared<const Routes>(make_routes(routes_, manifest_->model).value()));
+    EXPECT_TRUE(works(20));
+    EXPECT_EQ(liar.n_requests, before) << "the same routes say nothing new";
+    ++routes_.workers[0]->epoch;
+    dispatcher_->set_routes(std::make_shared<const Routes>(make_routes(routes_, manifest_->model).value()));
+    EXPECT_TRUE(works(20));
+    EXPECT_GT(liar.n_requests, before);
+}
+
+TEST_F(AuditTest, one_that_checks_and_is_lost_costs_nothing_but_its_check) {
+    make({}, 1);
+    hub_rules();
+    add(kAll, honest);
+    add(kAll, hang_up);
+    EXPECT_TRUE(works(8));
+    EXPECT_TRUE(works(8));
+    EXPECT_EQ(wrong("worker-0"), 0u);
 }
 
 }  // namespace

@@ -23,6 +23,8 @@ constexpr Duration kFirstDelay = 200ms;
 constexpr Duration kMaxDelay = 5s;
 constexpr std::size_t kMaxCallers = 64;
 constexpr int kMissedHeartbeats = 10;
+// That wait while the hub is away.
+constexpr std::size_t kMaxDisputes = 64;
 
 TimePoint now() {
     return std::chrono::steady_clock::now();
@@ -62,6 +64,8 @@ Result<std::unique_ptr<HubClient>> HubClient::start(HubClientOptions options, Di
     LINKCPP_TRY(net::Listener unix_listener, net::Listener::unix_socket(path));
     std::unique_ptr<HubClient> client(new HubClient(std::move(options), dispatcher, std::move(identity), std::move(tls),
                                                     std::move(tcp), std::move(unix_listener), path));
+    dispatcher.set_ask_hub(
+        [raw = client.get()](fb::DisputeT dispute, Duration wait) { return raw->ask(std::move(dispute), wait); });
     client->thread_ = std::jthread([raw = client.get()](const std::stop_token& stop) {
         // No exception may leave a thread of somebody else's process.
         try {
@@ -169,6 +173,7 @@ Status HubClient::session(net::Link& hub, const std::stop_token& stop) {
         if (now() - last_heard > heartbeat * kMissedHeartbeats) {
             return fail(ErrorKind::timeout, "{}: silent for {:.0f} s", hub.name(), to_seconds(now() - last_heard));
         }
+        LINKCPP_CHECK(send_disputes(hub));
         if (now() >= next_report) {
             LINKCPP_CHECK(report(hub, 0));
             next_report = now() + heartbeat;
@@ -182,6 +187,7 @@ Status HubClient::handle(net::Link& hub, const wire::ControlT& message) {
     if (const auto* refused = message.body.AsRefused()) { return std::unexpected(net::to_error(*refused, "the hub")); }
     if (const auto* manifest = message.body.AsManifest()) { return take_manifest(*manifest); }
     if (const auto* routes = message.body.AsRoutes()) { return take_routes(*routes); }
+    if (const auto* verdict = message.body.AsVerdict()) { take_verdict(*verdict); }
     if (const auto* ask = message.body.AsAsk(); ask != nullptr && ask->sequence != 0) {
         return report(hub, ask->sequence);
     }
@@ -263,6 +269,14 @@ Status HubClient::report(net::Link& hub, std::uint64_t sequence) {
     stats.retries = s.retries;
     stats.failures = s.failures;
     stats.products = s.products;
+    stats.unchecked = s.unchecked;
+    for (const auto& [worker, count] : dispatcher_.audits()) {
+        auto audits = std::make_unique<fb::AuditsT>();
+        audits->worker = worker;
+        audits->pairs = count.pairs;
+        audits->wrong = count.wrong;
+        stats.audits.push_back(std::move(audits));
+    }
     for (auto& [layer, nodes] : dispatcher_.unknown()) {
         auto unknown = std::make_unique<fb::UnknownLayerT>();
         unknown->layer = layer;
@@ -272,8 +286,50 @@ Status HubClient::report(net::Link& hub, std::uint64_t sequence) {
     return net::send_message(hub, stats);
 }
 
+Result<fb::VerdictT> HubClient::ask(fb::DisputeT dispute, Duration wait) {
+    std::unique_lock lock(disputes_mutex_);
+    if (disputes_.size() >= kMaxDisputes) { return fail(ErrorKind::disconnected, "the hub is away"); }
+    dispute.sequence = wait > 0ns ? next_dispute_++ : 0;
+    const std::uint64_t sequence = dispute.sequence;
+    disputes_.push_back(std::move(dispute));
+    dispute_wakeup_.signal();
+    if (sequence == 0) { return fb::VerdictT{}; }
+    std::optional<fb::VerdictT>& verdict = awaited_[sequence];
+    const bool came = verdict_.wait_for(lock, wait, [&] { return verdict.has_value(); });
+    Result<fb::VerdictT> result =
+        came ? Result<fb::VerdictT>(*std::move(verdict))
+             : fail(ErrorKind::timeout, "the hub has not ruled within {:.0f} s", to_seconds(wait));
+    awaited_.erase(sequence);
+    return result;
+}
+
+Status HubClient::send_disputes(net::Link& hub) {
+    dispute_wakeup_.clear();
+    while (true) {
+        fb::DisputeT dispute;
+        {
+            const std::lock_guard lock(disputes_mutex_);
+            if (disputes_.empty()) { return {}; }
+            dispute = std::move(disputes_.front());
+            disputes_.pop_front();
+        }
+        LINKCPP_CHECK(net::send_message(hub, std::move(dispute)));
+    }
+}
+
+void HubClient::take_verdict(const fb::VerdictT& verdict) {
+    const std::lock_guard lock(disputes_mutex_);
+    const auto found = awaited_.find(verdict.sequence);
+    if (found == awaited_.end()) { return; }
+    found->second = verdict;
+    verdict_.notify_all();
+}
+
 void HubClient::turn(net::Link* hub, Duration timeout) {
-    std::vector<pollfd> entries{{stop_wakeup_.fd(), POLLIN, 0}, {tcp_.fd(), POLLIN, 0}, {unix_.fd(), POLLIN, 0}};
+    std::vector<pollfd> entries{{stop_wakeup_.fd(), POLLIN, 0},
+                                {tcp_.fd(), POLLIN, 0},
+                                {unix_.fd(), POLLIN, 0},
+                                {hub != nullptr ? dispute_wakeup_.fd() : -1, POLLIN, 0}};
     if (hub != nullptr) { entries.push_back({hub->fd(), hub->events(), 0}); }
     const std::size_t first = entries.size();
     for (const Caller& caller : callers_) {

@@ -5,7 +5,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -51,6 +53,9 @@ class HubClient {
     // Errors: timeout, invalid (wrong key or token), what else kept it from connecting.
     Result<std::shared_ptr<const model::Manifest>> wait_for_model(Duration timeout);
 
+    // See AskHub (dispatcher.h).
+    Result<wire::fb::VerdictT> ask(wire::fb::DisputeT dispute, Duration wait);
+
   private:
     struct Caller {  // a data link that has not said hello yet
         std::unique_ptr<net::Link> link;
@@ -70,6 +75,8 @@ class HubClient {
     Status take_routes(const wire::fb::RoutesT& message);
     void open_local_experts();
     Status report(net::Link& hub, std::uint64_t sequence);
+    Status send_disputes(net::Link& hub);
+    void take_verdict(const wire::fb::VerdictT& verdict);
     // One turn of the data links' side: accepts, greets, hands over; waits at most `timeout`. `hub` may be null.
     void turn(net::Link* hub, Duration timeout);
     void accept(net::Listener& listener, bool encrypted);
@@ -97,6 +104,13 @@ class HubClient {
     bool have_routes_ = false;
     Error last_error_;
     bool hopeless_ = false;  // last_error_ will not go away by trying again
+
+    std::mutex disputes_mutex_;  // guards the four below
+    std::condition_variable verdict_;
+    std::deque<wire::fb::DisputeT> disputes_;  // not sent yet
+    std::map<std::uint64_t, std::optional<wire::fb::VerdictT>> awaited_;
+    std::uint64_t next_dispute_ = 1;
+    net::Wakeup dispute_wakeup_;
 
     std::atomic<bool> ended_{false};
     std::jthread thread_;  // last

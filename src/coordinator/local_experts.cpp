@@ -21,49 +21,62 @@ Result<std::unique_ptr<LocalExperts>> LocalExperts::open(const std::filesystem::
     return local;
 }
 
-Result<std::uint32_t> LocalExperts::hold(const model::MoeLayer& layer, std::uint32_t expert) {
-    if (const auto found = index_.find({layer.layer, expert}); found != index_.end()) {
-        held_.splice(held_.begin(), held_, found->second);
-        return held_.front().key;
+Result<Bytes> LocalExperts::slice(std::uint32_t layer, std::uint32_t expert) const {
+    const model::MoeLayer* described = manifest_.model.find(layer);
+    const Digest* expected = manifest_.slice(layer, expert);
+    if (described == nullptr || expected == nullptr) {
+        return fail(ErrorKind::not_found, "layer {} has no expert {}", model::layer_name(layer), expert);
     }
-    const Digest* expected = manifest_.slice(layer.layer, expert);
-    LINKCPP_TRY(const Bytes slice, model::read_slice(file_, layer, expert));
-    if (expected == nullptr || sha256(slice) != *expected) {
+    LINKCPP_TRY(Bytes slice, model::read_slice(file_, *described, expert));
+    if (sha256(slice) != *expected) {
         return fail(ErrorKind::corrupt, "{}: expert {} of layer {} has other bytes than the model that is served",
-                    file_.path().string(), expert, layer.layer);
+                    file_.path().string(), expert, layer);
     }
-    while (!held_.empty() && held_bytes_ + slice.size() > memory_bytes_) {
-        const Held& oldest = held_.back();
-        engine_->drop(oldest.key);
-        held_bytes_ -= oldest.bytes;
-        index_.erase({oldest.layer, oldest.expert});
-        held_.pop_back();
+    return slice;
+}
+
+void LocalExperts::drop(Place place) {
+    engine_->drop(place->key);
+    held_bytes_ -= place->bytes;
+    index_.erase({place->layer, place->expert});
+    held_.erase(place);
+}
+
+Result<LocalExperts::Place> LocalExperts::hold(const model::MoeLayer& layer, std::uint32_t expert, bool passing) {
+    if (const auto found = index_.find({layer.layer, expert}); found != index_.end()) {
+        if (!passing) { held_.splice(held_.begin(), held_, found->second); }
+        return found->second;
     }
+    LINKCPP_TRY(const Bytes bytes, slice(layer.layer, expert));
+    while (!passing && !held_.empty() && held_bytes_ + bytes.size() > memory_bytes_) { drop(std::prev(held_.end())); }
     model::MoeLayer alone = layer;  // a layer of its own for the engine
     alone.layer = next_key_++;
     const std::array experts{static_cast<std::uint16_t>(expert)};
     const auto source = [&](std::uint32_t, std::uint32_t, std::span<std::byte> to) -> Status {
-        std::ranges::copy(slice, to.begin());
+        std::ranges::copy(bytes, to.begin());
         return {};
     };
     LINKCPP_CHECK(engine_->hold(0, alone, experts, source));
-    held_.push_front({layer.layer, expert, alone.layer, slice.size()});
+    held_.push_front({layer.layer, expert, alone.layer, bytes.size()});
     index_[{layer.layer, expert}] = held_.begin();
-    held_bytes_ += slice.size();
-    return alone.layer;
+    held_bytes_ += bytes.size();
+    return held_.begin();
 }
 
 Status LocalExperts::compute(std::uint32_t layer, std::optional<model::Role> product, std::uint32_t expert,
-                             std::span<const float> rows, std::span<float> out) {
+                             std::span<const float> rows, std::span<float> out, bool passing) {
     const model::MoeLayer* described = manifest_.model.find(layer);
     const std::uint32_t n_in = described != nullptr ? model::widths_of(*described, product).n_in : 0;
     if (n_in == 0) { return fail(ErrorKind::not_found, "layer {} has no such experts", model::layer_name(layer)); }
-    LINKCPP_TRY(const std::uint32_t key, hold(*described, expert));
+    const bool was_there = index_.contains({layer, expert});
+    LINKCPP_TRY(const Place place, hold(*described, expert, passing));
     std::vector<expert::Pair> pairs(rows.size() / n_in);
     for (std::size_t i = 0; i < pairs.size(); ++i) {
         pairs[i] = {static_cast<std::uint16_t>(i), static_cast<std::uint16_t>(expert), 0};
     }
-    return engine_->compute_rows({0, key, n_in, rows, pairs, product}, out);
+    const Status status = engine_->compute_rows({0, place->key, n_in, rows, pairs, product}, out);
+    if (passing && !was_there) { drop(place); }
+    return status;
 }
 
 }  // namespace linkcpp::coordinator

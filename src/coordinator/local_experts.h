@@ -27,8 +27,11 @@ class LocalExperts {
 
     // One expert's whole FFN, or the product by one of its weights, on rows {n_in, n_rows}; out: {n_out, n_rows}.
     // Errors: corrupt (the file's bytes are not those of the manifest), failed.
+    // `passing`: it is needed only once, and makes no other expert go.
     Status compute(std::uint32_t layer, std::optional<model::Role> product, std::uint32_t expert,
-                   std::span<const float> rows, std::span<float> out);
+                   std::span<const float> rows, std::span<float> out, bool passing = false);
+    // A slice whose bytes are those of the manifest. Errors: as above, not_found.
+    Result<Bytes> slice(std::uint32_t layer, std::uint32_t expert) const;
 
     std::uint64_t held_bytes() const { return held_bytes_; }
 
@@ -39,11 +42,13 @@ class LocalExperts {
         std::uint32_t key;  // the engine's number for it
         std::uint64_t bytes;
     };
+    using Place = std::list<Held>::iterator;
 
     LocalExperts(const model::Manifest& manifest, model::GgufFile file, std::uint64_t memory_bytes)
         : manifest_(manifest), file_(std::move(file)), memory_bytes_(memory_bytes) {}
-    // The engine's number of a slice, loaded if it is not there.
-    Result<std::uint32_t> hold(const model::MoeLayer& layer, std::uint32_t expert);
+    // A slice, loaded if it is not there.
+    Result<Place> hold(const model::MoeLayer& layer, std::uint32_t expert, bool passing);
+    void drop(Place place);
 
     const model::Manifest& manifest_;
     model::GgufFile file_;
@@ -51,7 +56,7 @@ class LocalExperts {
     std::uint64_t held_bytes_ = 0;
     std::uint32_t next_key_ = 0;
     std::list<Held> held_;  // the most recently used first
-    std::map<std::pair<std::uint32_t, std::uint32_t>, std::list<Held>::iterator> index_;
+    std::map<std::pair<std::uint32_t, std::uint32_t>, Place> index_;
     std::unique_ptr<expert::Engine> engine_;
 };
 

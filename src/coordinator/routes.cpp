@@ -26,8 +26,8 @@ Result<Routes> make_routes(const wire::fb::RoutesT& message, const model::MoeMod
     }
     for (const auto& route : message.workers) {
         const auto index = static_cast<std::uint16_t>(routes.workers.size());
-        routes.workers.push_back({route->worker, route->name, route->epoch});
         LINKCPP_TRY(const wire::SliceSet slices, wire::decode_slices(route->slices));
+        routes.workers.push_back({route->worker, route->name, route->epoch, wire::n_slices(slices)});
         for (const wire::LayerExperts& layer : slices) {
             const auto found = routes.layer_index.find(layer.layer);
             const bool known = found != routes.layer_index.end() &&

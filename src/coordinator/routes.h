@@ -17,6 +17,7 @@ struct Routes {
         std::string id;
         std::string name;
         std::uint32_t epoch = 0;
+        std::size_t n_slices = 0;
     };
     std::vector<Worker> workers;
     // holders[i][e]: indices into `workers` of those who hold expert e of model.layers[i].

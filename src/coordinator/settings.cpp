@@ -55,6 +55,16 @@ Result<Settings> read_settings() {
     }
     settings.dispatch.mode = exact ? wire::Mode::exact : wire::Mode::partial;
     settings.dispatch.row_type = f16 ? wire::RowType::f16 : wire::RowType::f32;
+    if (const std::string_view audit = variable("LINKCPP_AUDIT"); !audit.empty()) {
+        auto share = parse_share(audit);
+        if (!share) { return fail_with("LINKCPP_AUDIT", share.error()); }
+        settings.dispatch.audit = *share;
+    }
+    if (settings.dispatch.audit >= 1 && !exact) {
+        return fail(
+            ErrorKind::invalid,
+            "LINKCPP_AUDIT=1 checks every expert's result, and LINKCPP_MODE=partial has sums of several: use exact");
+    }
     if (const std::string_view listen = variable("LINKCPP_LISTEN"); !listen.empty()) {
         LINKCPP_TRY(settings.hub.listen, net::parse_address(listen));
     }

@@ -6,6 +6,7 @@
 #include <httplib.h>
 
 #include "base/log.h"
+#include "base/text.h"
 
 namespace linkcpp::hub {
 namespace {
@@ -93,8 +94,7 @@ HttpServer::~HttpServer() {
 }
 
 Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address, const net::Identity& identity,
-                                                     const model::GgufFile& file, const model::Manifest& manifest,
-                                                     const Tokens& tokens, StatusSource status) {
+                                                     Source source) {
     std::unique_ptr<HttpServer> http(new HttpServer);
     http->server_ = std::make_unique<httplib::SSLServer>(identity.certificate(), identity.key());
     httplib::SSLServer& server = *http->server_;
@@ -112,24 +112,33 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
         ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     });
 
-    server.set_pre_routing_handler([&tokens](const httplib::Request& request, httplib::Response& response) {
+    server.set_pre_routing_handler([source](const httplib::Request& request, httplib::Response& response) {
         std::string storage;
-        if (tokens.accept(bearer_token(request, storage))) { return httplib::Server::HandlerResponse::Unhandled; }
-        log_warn("HTTPS: {} asked for {} without a valid token", request.remote_addr, request.path.substr(0, 80));
-        response.status = 401;
+        const std::string_view token = bearer_token(request, storage);
+        const bool known = source.tokens.accept(token);
+        const bool is_operator = source.operator_tokens.accept(token);
+        if (is_operator || (known && request.method == "GET")) { return httplib::Server::HandlerResponse::Unhandled; }
+        log_warn("HTTPS: {} asked for {} {} without a token for that", request.remote_addr,
+                 one_line(request.method.substr(0, 16)), one_line(request.path.substr(0, 80)));
+        response.status = known ? 403 : 401;
         response.set_header("WWW-Authenticate", "Bearer");
         return httplib::Server::HandlerResponse::Handled;
     });
-    server.Get("/status", [status = std::move(status)](const httplib::Request&, httplib::Response& response) {
+    server.Get("/status", [status = source.status](const httplib::Request&, httplib::Response& response) {
         response.set_content(status(), "application/json");
     });
-    server.Get("/manifest", [json = manifest.to_json()](const httplib::Request&, httplib::Response& response) {
+    server.Get("/manifest", [json = source.manifest.to_json()](const httplib::Request&, httplib::Response& response) {
         response.set_content(json, "application/json");
     });
-    server.Get("/slice/([0-9a-f]{64})",
-               [&file, index = index_slices(manifest)](const httplib::Request& request, httplib::Response& response) {
-                   send_slice(file, index, request, response);
-               });
+    server.Get("/slice/([0-9a-f]{64})", [&file = source.file, index = index_slices(source.manifest)](
+                                            const httplib::Request& request, httplib::Response& response) {
+        send_slice(file, index, request, response);
+    });
+    server.Delete("/quarantine", [clear = source.clear](const httplib::Request& request, httplib::Response& response) {
+        const Result<std::string> cleared = clear(request.get_param_value("worker"));
+        if (!cleared) { response.status = cleared.error().kind == ErrorKind::not_found ? 404 : 400; }
+        response.set_content(cleared ? *cleared : cleared.error().message, "text/plain");
+    });
     server.set_exception_handler(
         [](const httplib::Request&, httplib::Response& response, const std::exception_ptr&) { response.status = 500; });
 

@@ -1,5 +1,5 @@
-// The hub's HTTPS side: manifest, slices, status. TLS 1.3 with the hub's own certificate; every request needs a bearer
-// token. Requests run on the server's own threads.
+// The hub's HTTPS side: manifest, slices, status, quarantine. TLS 1.3 with the hub's own certificate; every request
+// needs a bearer token, and what changes anything needs the operator's. Requests run on the server's own threads.
 #pragma once
 
 #include <atomic>
@@ -38,14 +38,19 @@ class Tokens {
 
 class HttpServer {
   public:
-    // Returns the status as JSON; called on the server's threads.
-    using StatusSource = std::function<std::string()>;
+    // What is served. All that is referred to outlives the server; functions are called on its threads.
+    struct Source {
+        const model::GgufFile& file;
+        const model::Manifest& manifest;
+        const Tokens& tokens;
+        const Tokens& operator_tokens;
+        std::function<std::string()> status;                                  // JSON
+        std::function<Result<std::string>(const std::string& worker)> clear;  // out of quarantine; the worker's name
+    };
 
-    // Opens the port; connections wait until start(). `file`, `manifest` and `tokens` outlive the server. Errors:
-    // invalid (the port is in use).
+    // Opens the port; connections wait until start(). Errors: invalid (the port is in use).
     static Result<std::unique_ptr<HttpServer>> make(const net::Address& address, const net::Identity& identity,
-                                                    const model::GgufFile& file, const model::Manifest& manifest,
-                                                    const Tokens& tokens, StatusSource status);
+                                                    Source source);
     ~HttpServer();
     // Starts the server's threads.
     void start();

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <ctime>
-#include <fstream>
+#include <future>
+#include <random>
 
 #include <poll.h>
 #include <nlohmann/json.hpp>
@@ -12,6 +13,7 @@
 #include "base/platform.h"
 #include "base/text.h"
 #include "base/units.h"
+#include "hub/quarantine_file.h"
 
 namespace linkcpp::hub {
 namespace {
@@ -25,6 +27,8 @@ constexpr std::size_t kMaxPeers = 1024;
 constexpr Duration kHelloTimeout = 5s;
 constexpr Duration kStatusWait = 300ms;
 constexpr Duration kAcceptPause = 1s;
+constexpr Duration kCallWait = 5s;
+constexpr const char* kProbeFeature = "probe";
 
 TimePoint now() {
     return std::chrono::steady_clock::now();
@@ -51,12 +55,43 @@ json stats_json(const fb::StatsT& stats) {
             {"refused", stats.refused},   {"resident_bytes", stats.resident_bytes}};
 }
 
-std::string_view state_name(const WorkerRecord& worker) {
+std::uint64_t random_seed() {
+    std::random_device device;
+    return std::uint64_t{device()} << 32 | device();
+}
+
+// "2026-11-30T10:24:21Z"; null for never.
+json time_json(std::int64_t seconds) {
+    if (seconds == 0) { return nullptr; }
+    const auto time = static_cast<std::time_t>(seconds);
+    std::tm parts{};
+    ::gmtime_r(&time, &parts);
+    std::array<char, 32> text{};
+    std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
+    return text.data();
+}
+
+json trust_json(const TrustRecord& record) {
+    return {{"state", to_string(record.trust)},
+            {"since", time_json(record.since)},
+            {"last_good", time_json(record.last_good)},
+            {"in_doubt_since", time_json(record.in_doubt_since)},
+            {"why", record.why},
+            {"probes", record.n_probes},
+            {"probed_slices", plan::count(record.probed)},
+            {"rounding", record.rounding},
+            {"worst_row",
+             {{"part", record.worst_part}, {"relative_l2", record.worst_l2}, {"tolerance", record.tolerance_l2}}},
+            {"driver", record.driver}};
+}
+
+std::string_view state_name(const WorkerRecord& worker, const Swarm& swarm) {
     if (!worker.connected) { return "gone"; }
+    if (worker.quarantined) { return "quarantined"; }
     switch (worker.shard.state) {
         case fb::ShardState::empty: return "waiting";
         case fb::ShardState::loading: return "loading";
-        case fb::ShardState::ready: return "ready";
+        case fb::ShardState::ready: return plan::count(swarm.unproven(worker)) == 0 ? "ready" : "probing";
         case fb::ShardState::failed: return "failed";
     }
     return "unknown";
@@ -65,7 +100,7 @@ std::string_view state_name(const WorkerRecord& worker) {
 }  // namespace
 
 Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net::Identity identity,
-         net::TlsContext tls, net::Listener listener, std::string token)
+         net::TlsContext tls, net::Listener listener, std::string token, std::filesystem::path quarantine_path)
     : options_(std::move(options)),
       file_(std::move(file)),
       manifest_(std::move(manifest)),
@@ -75,9 +110,13 @@ Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net
       tls_(std::move(tls)),
       listener_(std::move(listener)),
       token_(std::move(token)),
+      operator_token_(random_hex(kTokenBytes)),
+      quarantine_path_(std::move(quarantine_path)),
       swarm_(manifest_, model_id_, options_.swarm),
+      admission_(manifest_.model, options_.admission, random_seed()),
       started_(now()) {
     tokens_.add(token_);
+    operator_tokens_.add(operator_token_);
 }
 
 Hub::~Hub() = default;
@@ -94,12 +133,20 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
     LINKCPP_TRY(net::Identity identity, net::Identity::load_or_make(dir, "hub"));
     LINKCPP_TRY(net::TlsContext tls, net::TlsContext::make(identity));
     LINKCPP_TRY(std::string token, load_or_make_token(dir));
+    const std::filesystem::path quarantine_path = dir / "quarantine.json";
+    LINKCPP_TRY(auto quarantined, read_quarantine(quarantine_path));
     LINKCPP_TRY(model::Manifest manifest, model::load_or_make_manifest(file));
     const net::Address https{options.listen.host, options.https_port};
     std::unique_ptr<Hub> hub(new Hub(std::move(options), std::move(file), std::move(manifest), std::move(identity),
-                                     std::move(tls), std::move(listener), std::move(token)));
-    LINKCPP_TRY(hub->http_, HttpServer::make(https, hub->identity_, hub->file_, hub->manifest_, hub->tokens_,
-                                             [raw = hub.get()] { return raw->status_json(); }));
+                                     std::move(tls), std::move(listener), std::move(token), quarantine_path));
+    hub->admission_.restore(std::move(quarantined));
+    HttpServer::Source source{.file = hub->file_,
+                              .manifest = hub->manifest_,
+                              .tokens = hub->tokens_,
+                              .operator_tokens = hub->operator_tokens_,
+                              .status = [raw = hub.get()] { return raw->status_json(); },
+                              .clear = [raw = hub.get()](const std::string& worker) { return raw->clear(worker); }};
+    LINKCPP_TRY(hub->http_, HttpServer::make(https, hub->identity_, std::move(source)));
     return hub;
 }
 
@@ -111,22 +158,29 @@ net::JoinLine Hub::join_line() const {
 Status Hub::run(const std::stop_token& stop) {
     const std::stop_callback wake(stop, [this] { wake_.signal(); });
     http_->start();
+    judge_ = std::make_unique<Judge>(file_, manifest_);
     std::vector<pollfd> entries;
     while (!stop.stop_requested()) {
+        make_calls();
+        take_judgements();
         replan();
+        probe_workers();
         note_loading();
         heartbeat();
         answer_status();
         const bool accepting = now() >= accept_again_;
-        entries.assign({{wake_.fd(), POLLIN, 0}, {accepting ? listener_.fd() : -1, POLLIN, 0}});
+        entries.assign({{wake_.fd(), POLLIN, 0},
+                        {accepting ? listener_.fd() : -1, POLLIN, 0},
+                        {judge_->on_done().fd(), POLLIN, 0}});
+        const std::size_t first = entries.size();
         for (const auto& peer : peers_) { entries.push_back({peer->link->fd(), peer->link->events(), 0}); }
-        TimePoint next = std::min(next_heartbeat_, swarm_.next_replan(now()));
+        TimePoint next = std::min({next_heartbeat_, swarm_.next_replan(now()), admission_.next(now())});
         if (status_asked_ != 0) { next = std::min(next, status_deadline_); }
         if (!accepting) { next = std::min(next, accept_again_); }
         ::poll(entries.data(), entries.size(), to_poll_ms(next - now()));
         if (entries[0].revents != 0) { wake_.clear(); }
-        for (std::size_t i = 2; i < entries.size(); ++i) {
-            if (entries[i].revents != 0) { serve(*peers_[i - 2]); }
+        for (std::size_t i = first; i < entries.size(); ++i) {
+            if (entries[i].revents != 0) { serve(*peers_[i - first]); }
         }
         if (entries[1].revents != 0) { accept(); }
         std::erase_if(peers_, [](const auto& peer) { return peer->gone; });
@@ -188,9 +242,19 @@ void Hub::drop(Peer& peer, const Error& error) {
     tokens_.remove(peer.https_token);
     if (peer.role == fb::Role::worker) {
         swarm_.left(peer.id, now());
+        admission_.left(peer.id);
         routes_changed_ = true;
     } else if (peer.role == fb::Role::coordinator) {
+        add_audits(past_audits_, peer.stats);
         send_coordinators();
+    }
+}
+
+void Hub::add_audits(std::map<std::string, AuditSum>& sums, const fb::StatsT& stats) const {
+    for (const auto& audits : stats.audits) {
+        if (audits == nullptr || !admission_.records().contains(audits->worker)) { continue; }
+        sums[audits->worker].pairs += audits->pairs;
+        sums[audits->worker].wrong += audits->wrong;
     }
 }
 
@@ -199,7 +263,7 @@ bool Hub::admitted(const Peer& peer, const fb::HelloT& hello) {
     return hello.token.empty() && known_keys_.contains(peer.link->peer()->hex());
 }
 
-Status Hub::handle(Peer& peer, const wire::ControlT& message) {
+Status Hub::handle(Peer& peer, wire::ControlT& message) {
     if (peer.role == fb::Role::none) {
         const auto* hello = message.body.AsHello();
         if (hello == nullptr) { return fail(ErrorKind::corrupt, "{}: expected a hello", peer.from); }
@@ -212,6 +276,19 @@ Status Hub::handle(Peer& peer, const wire::ControlT& message) {
         peer.answered = std::max(peer.answered, stats->sequence);
         swarm_.reported(peer.id, *stats, now());
         if (peer.role == fb::Role::coordinator) { note_unknown(*stats); }
+    } else if (auto* rows = message.body.AsProbeRows(); rows != nullptr && peer.role == fb::Role::worker) {
+        Admission::Change change;
+        auto answer = admission_.received(peer.id, *rows, std::time(nullptr), change);
+        if (answer) { judge_->judge(*std::move(answer)); }
+        take_change(change);
+    } else if (const auto* dispute = message.body.AsDispute();
+               dispute != nullptr && peer.role == fb::Role::coordinator) {
+        if (!judge_->judge(peer.id, *dispute)) {
+            fb::VerdictT verdict;
+            verdict.sequence = dispute->sequence;
+            verdict.error = "too many disputes wait";
+            send(peer, std::move(verdict));
+        }
     } else if (message.body.AsGoodbye() != nullptr) {
         if (peer.role == fb::Role::worker) { swarm_.said_goodbye(peer.id, now()); }
         return fail(ErrorKind::disconnected, "{}: left", peer.link->name());
@@ -244,6 +321,11 @@ Status Hub::welcome(Peer& peer, const fb::HelloT& hello) {
         peer.id.clear();
         return fail(ErrorKind::overloaded, "{}: refused, another process with the same key is connected", peer.from);
     }
+    if (hello.role == fb::Role::worker && std::ranges::find(hello.features, kProbeFeature) == hello.features.end()) {
+        net::refuse(*peer.link, ErrorKind::unsupported, "this worker cannot be probed; give it the hub's release");
+        return fail(ErrorKind::unsupported, "{}: refused, its release {} cannot be probed", peer.from,
+                    one_line(hello.release.substr(0, 64)));
+    }
     known_keys_.insert(peer.id);
     peer.role = hello.role;
     peer.link->set_limit(wire::kMaxControlBytes);
@@ -274,6 +356,12 @@ Status Hub::welcome(Peer& peer, const fb::HelloT& hello) {
         return welcome_coordinator(peer);
     }
     swarm_.joined(peer.id, hello, now());
+    admission_.joined(peer.id, hello.name);
+    if (admission_.is_quarantined(peer.id)) {
+        swarm_.set_quarantined(peer.id, true, now());
+        log_warn("worker {} is in quarantine ({}); `linkcpp clear {}` trusts it again", hello.name,
+                 admission_.records().at(peer.id).why, hello.name);
+    }
     routes_changed_ = true;
     send(peer, coordinators());
     return {};
@@ -350,6 +438,122 @@ void Hub::replan() {
     if (routes_changed_) { send_routes(); }
 }
 
+void Hub::probe_workers() {
+    for (const Admission::Change& change : admission_.overdue(now())) { take_change(change); }
+    for (auto& [id, probe] : admission_.due(swarm_, now())) {
+        for (const auto& peer : peers_) {
+            if (peer->id == id && !peer->gone) { send(*peer, std::move(probe)); }
+        }
+    }
+    if (routes_changed_) { send_routes(); }
+}
+
+void Hub::take_judgements() {
+    for (const Judgement& judgement : judge_->take()) {
+        if (const auto* probe = std::get_if<JudgedProbe>(&judgement)) {
+            take_change(admission_.judged(probe->worker, probe->sequence, probe->findings, now(), std::time(nullptr)));
+        } else {
+            take_ruling(std::get<JudgedDispute>(judgement));
+        }
+    }
+}
+
+void Hub::take_change(const Admission::Change& change) {
+    const auto known = admission_.records().find(change.worker);
+    if (known == admission_.records().end()) { return; }
+    switch (change.outcome) {
+        case Admission::Outcome::pending: return;
+        case Admission::Outcome::admitted:
+            routes_changed_ = swarm_.admitted(change.worker, change.epoch) || routes_changed_;
+            log_info("worker {} is admitted: it rounds like {}, its worst row is off by {:.1e} (tolerance {:.0e})",
+                     known->second.name, known->second.rounding, known->second.worst_l2, known->second.tolerance_l2);
+            return;
+        case Admission::Outcome::failed:
+            swarm_.failed(change.worker, change.why, now());
+            routes_changed_ = true;
+            return;
+        case Admission::Outcome::wrong: quarantine(change.worker, change.why); return;
+    }
+}
+
+// Admission has it in its book already.
+void Hub::quarantine(const std::string& worker, const std::string& why) {
+    const TrustRecord& record = admission_.records().at(worker);
+    log_error("worker {} computes wrong and is in quarantine: {}. Its work {}; `linkcpp clear {}` trusts it again",
+              record.name, why,
+              record.in_doubt_since == 0
+                  ? "was never used"
+                  : fmt::format("since {} is in doubt", time_json(record.in_doubt_since).get<std::string>()),
+              record.name);
+    swarm_.set_quarantined(worker, true, now());
+    routes_changed_ = true;
+    save_quarantine();
+}
+
+void Hub::save_quarantine() const {
+    if (const Status saved = write_quarantine(admission_.records(), quarantine_path_); !saved) {
+        log_error("{}; a hub that is started again will not know who is in quarantine", saved.error().message);
+    }
+}
+
+void Hub::take_ruling(const JudgedDispute& judged) {
+    fb::VerdictT verdict;
+    verdict.sequence = judged.dispute.sequence;
+    if (!judged.fits) {
+        verdict.error = judged.fits.error().message;
+        log_warn("a dispute about expert {} of layer {} could not be judged: {}", judged.dispute.expert,
+                 judged.dispute.layer, verdict.error);
+    } else {
+        for (std::size_t i = 0; i < judged.fits->size(); ++i) {
+            const trust::RowFit& fit = (*judged.fits)[i];
+            const std::string& worker = judged.dispute.claims[i]->worker;
+            verdict.right.push_back(fit.holds);
+            verdict.input_rounding.push_back(static_cast<std::uint8_t>(fit.rounding.input));
+            verdict.inner_rounding.push_back(static_cast<std::uint8_t>(fit.rounding.inner));
+            verdict.why.push_back(fit.holds ? "" : trust::to_string(fit));
+            if (fit.holds || worker.empty()) { continue; }
+            const std::string why =
+                fmt::format("an audit of layer {}, expert {}: {}", model::layer_name(judged.dispute.layer),
+                            judged.dispute.expert, verdict.why.back());
+            if (admission_.quarantine(worker, why, std::time(nullptr))) { quarantine(worker, why); }
+        }
+    }
+    for (const auto& peer : peers_) {
+        if (peer->id == judged.coordinator && !peer->gone) { send(*peer, std::move(verdict)); }
+    }
+}
+
+void Hub::make_calls() {
+    std::vector<std::function<void()>> calls;
+    {
+        const std::lock_guard lock(calls_mutex_);
+        calls = std::exchange(calls_, {});
+    }
+    for (const auto& call : calls) { call(); }
+}
+
+Result<std::string> Hub::clear(const std::string& worker) {
+    const auto cleared = std::make_shared<std::promise<Result<std::string>>>();
+    auto result = cleared->get_future();
+    {
+        const std::lock_guard lock(calls_mutex_);
+        calls_.emplace_back([this, cleared, worker] {
+            auto id = admission_.clear(worker, std::time(nullptr));
+            if (id) {
+                swarm_.set_quarantined(*id, false, now());
+                save_quarantine();
+                const std::string& name = admission_.records().at(*id).name;
+                log_info("worker {} is out of quarantine; it is probed before it serves", name);
+                id = name;
+            }
+            cleared->set_value(std::move(id));
+        });
+    }
+    wake_.signal();
+    if (result.wait_for(kCallWait) != std::future_status::ready) { return fail(ErrorKind::timeout, "the hub is busy"); }
+    return result.get();
+}
+
 void Hub::heartbeat() {
     if (now() < next_heartbeat_) { return; }
     next_heartbeat_ = now() + options_.heartbeat;
@@ -406,6 +610,8 @@ void Hub::answer_status() {
 }
 
 std::string Hub::make_status() const {
+    std::map<std::string, AuditSum> audited = past_audits_;
+    for (const auto& peer : peers_) { add_audits(audited, peer->stats); }
     json workers = json::array();
     for (const auto& [id, worker] : swarm_.workers()) {
         json entry = stats_json(worker.stats);
@@ -416,13 +622,17 @@ std::string Hub::make_status() const {
         entry["boot_id"] = worker.hello.boot_id;
         entry["threads"] = worker.hello.n_threads;
         entry["memory_bytes"] = worker.hello.memory_bytes;
-        entry["state"] = state_name(worker);
+        entry["state"] = state_name(worker, swarm_);
         entry["slices"] = plan::count(worker.ready);
         entry["bytes"] = plan::bytes_of(manifest_.model, worker.ready);
         entry["assigned_slices"] = plan::count(worker.assigned);
         entry["loading"] = {{"done_bytes", worker.shard.done_bytes}, {"total_bytes", worker.shard.total_bytes}};
         entry["error"] = worker.shard.error;
         entry["epoch"] = worker.epoch;
+        if (const auto record = admission_.records().find(id); record != admission_.records().end()) {
+            entry["trust"] = trust_json(record->second);
+        }
+        entry["audits"] = {{"pairs", audited[id].pairs}, {"wrong", audited[id].wrong}};
         workers.push_back(std::move(entry));
     }
     json coordinators = json::array();
@@ -436,10 +646,21 @@ std::string Hub::make_status() const {
         entry["retries"] = peer->stats.retries;
         entry["failures"] = peer->stats.failures;
         entry["products"] = peer->stats.products;
+        std::uint64_t n_audited = 0;
+        for (const auto& audits : peer->stats.audits) { n_audited += audits->pairs; }
+        entry["audits"] = {{"pairs", n_audited}, {"unchecked", peer->stats.unchecked}};
         coordinators.push_back(std::move(entry));
     }
     json unknown = json::array();
     for (const auto& [layer, nodes] : unknown_layers_) { unknown.push_back({{"layer", layer}, {"nodes", nodes}}); }
+    json quarantined = json::array();
+    for (const auto& [id, record] : admission_.records()) {
+        if (record.trust != Trust::quarantined) { continue; }
+        json entry = trust_json(record);
+        entry["id"] = id;
+        entry["name"] = record.name;
+        quarantined.push_back(std::move(entry));
+    }
     const std::uint64_t total = swarm_.total_slices();
     const std::uint64_t missing = swarm_.missing_slices();
     const model::MoeModel& model = manifest_.model;
@@ -465,6 +686,7 @@ std::string Hub::make_status() const {
           {"replicas", swarm_.options().n_replicas}}},
         {"workers", workers},
         {"coordinators", coordinators},
+        {"quarantine", quarantined},
         {"unknown_layers", unknown}};
     return status.dump(-1, ' ', false, json::error_handler_t::replace);
 }

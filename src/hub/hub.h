@@ -1,12 +1,14 @@
 // The hub: the control plane. Knows the model's manifest, the workers and what they hold; decides the placement; hands
 // out slices; tells coordinators who holds what, and workers which coordinators to dial.
 //
-// Threads: the caller of run() is the hub thread and owns everything but what is marked; HTTPS has its own (http.h).
+// Threads: the caller of run() is the hub thread and owns everything but what is marked; HTTPS has its own (http.h),
+// and the judge (judge.h).
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,7 +19,9 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "hub/admission.h"
 #include "hub/http.h"
+#include "hub/judge.h"
 #include "hub/swarm.h"
 #include "model/gguf_file.h"
 #include "model/manifest.h"
@@ -36,6 +40,7 @@ struct HubOptions {
     std::uint16_t https_port = 7071;
     std::string advertised_host;  // in the join line; empty: the listening one
     Swarm::Options swarm;
+    Admission::Options admission;
     Duration heartbeat = std::chrono::seconds(1);
     Duration silence = std::chrono::seconds(10);  // a peer that says nothing for so long is gone
 };
@@ -56,6 +61,8 @@ class Hub {
     Status run(const std::stop_token& stop);
 
     net::JoinLine join_line() const;
+    // The secret of whoever runs this hub: it opens what a join line does not.
+    const std::string& operator_token() const { return operator_token_; }
     std::uint16_t https_port() const { return http_->port(); }
     const model::GgufFile& file() const { return file_; }
     const model::Manifest& manifest() const { return manifest_; }
@@ -69,6 +76,9 @@ class Hub {
     Loading loading() const { return {loading_done_.load(), loading_total_.load()}; }
     // From any thread: the status as JSON, with the workers' counters as of now (waits for them at most 300 ms).
     std::string status_json();
+    // From any thread but the hub's: the operator trusts a worker again. Its name. Errors: those of Admission::clear(),
+    // timeout.
+    Result<std::string> clear(const std::string& worker);
 
   private:
     struct Peer {
@@ -86,11 +96,11 @@ class Hub {
     };
 
     Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net::Identity identity, net::TlsContext tls,
-        net::Listener listener, std::string token);
+        net::Listener listener, std::string token, std::filesystem::path quarantine_path);
 
     void accept();
     void serve(Peer& peer);
-    Status handle(Peer& peer, const wire::ControlT& message);
+    Status handle(Peer& peer, wire::ControlT& message);
     Status welcome(Peer& peer, const wire::fb::HelloT& hello);
     Status welcome_coordinator(Peer& peer);
     bool admitted(const Peer& peer, const wire::fb::HelloT& hello);
@@ -100,6 +110,13 @@ class Hub {
     void send_coordinators();
     wire::fb::CoordinatorsT coordinators() const;
     void replan();
+    void probe_workers();
+    void take_judgements();
+    void take_change(const Admission::Change& change);
+    void take_ruling(const JudgedDispute& dispute);
+    void quarantine(const std::string& worker, const std::string& why);
+    void save_quarantine() const;
+    void make_calls();
     void heartbeat();
     void note_loading();
     void answer_status();
@@ -118,8 +135,19 @@ class Hub {
     std::string token_;
     Tokens tokens_;
     std::set<std::string> known_keys_;
+    std::string operator_token_;
+    Tokens operator_tokens_;
+    std::filesystem::path quarantine_path_;
     Swarm swarm_;
+    Admission admission_;
+    std::unique_ptr<Judge> judge_;  // while run() does
     std::vector<std::unique_ptr<Peer>> peers_;
+    struct AuditSum {
+        std::uint64_t pairs = 0;
+        std::uint64_t wrong = 0;
+    };
+    void add_audits(std::map<std::string, AuditSum>& sums, const wire::fb::StatsT& stats) const;
+    std::map<std::string, AuditSum> past_audits_;  // by coordinators that are gone, of workers
     TimePoint started_;
     TimePoint next_heartbeat_{};
     TimePoint accept_again_{};
@@ -131,6 +159,9 @@ class Hub {
     std::atomic<bool> settled_{false};
     std::atomic<std::uint64_t> loading_done_{0};
     std::atomic<std::uint64_t> loading_total_{0};
+
+    std::mutex calls_mutex_;                    // guards calls_
+    std::vector<std::function<void()>> calls_;  // to be made on the hub thread
 
     std::mutex status_mutex_;  // guards the four below
     std::condition_variable status_ready_;

@@ -27,6 +27,10 @@ plan::Holdings nothing(const model::MoeModel& model) {
     return holdings;
 }
 
+plan::Holdings both(const plan::Holdings& a, const plan::Holdings& b) {
+    return combine(a, b, [](bool x, bool y, std::size_t, std::size_t) { return x && y; });
+}
+
 }  // namespace
 
 Swarm::Swarm(const model::Manifest& manifest, const Digest& model_id, Options options)
@@ -40,8 +44,8 @@ void Swarm::joined(const std::string& id, const fb::HelloT& hello, TimePoint now
         worker.id = id;
         worker.share = worker.assigned = nothing(model_);
     }
-    // Whoever it was before, it holds nothing until it says so.
-    worker.ready = nothing(model_);
+    // Whoever it was before, it holds nothing until it says so, and can do nothing until it has shown it.
+    worker.ready = worker.proven = nothing(model_);
     worker.hello = hello;
     worker.hello.token.clear();
     worker.connected = true;
@@ -59,7 +63,7 @@ void Swarm::left(const std::string& id, TimePoint now) {
     if (found == workers_.end() || !found->second.connected) { return; }
     found->second.connected = false;
     found->second.left_at = now;
-    found->second.ready = nothing(model_);
+    found->second.ready = found->second.proven = nothing(model_);
 }
 
 void Swarm::said_goodbye(const std::string& id, TimePoint now) {
@@ -74,24 +78,56 @@ bool Swarm::reported(const std::string& id, const fb::ShardT& shard, TimePoint n
     WorkerRecord& worker = found->second;
     worker.seen_at = now;
     worker.shard = shard;
-    if (shard.state == fb::ShardState::failed && shard.epoch == worker.epoch && worker.epoch != 0 &&
-        worker.retry_at == TimePoint{}) {
-        const Duration pause = options_.retry * (1 << std::min(worker.n_failures++, kMaxRetryDoublings));
-        log_warn("worker {} cannot load: {}; its slices go elsewhere, it is asked again in {:.0f} s", worker.hello.name,
-                 shard.error, to_seconds(pause));
-        worker.retry_at = now + pause;
-        worker.share = worker.assigned = nothing(model_);
-        must_place_ = true;
-        changed_at_ = now;
+    if (shard.state == fb::ShardState::failed && shard.epoch == worker.epoch && worker.epoch != 0) {
+        ask_again_later(worker, fmt::format("cannot load: {}", shard.error), now);
         return false;
     }
     const bool is_ready = shard.state == fb::ShardState::ready && shard.epoch == worker.epoch && worker.epoch != 0;
     if (!is_ready || worker.ready_epoch == worker.epoch) { return false; }
     worker.ready_epoch = worker.epoch;
-    worker.n_failures = 0;
     worker.ready = worker.assigned;
+    // What it was admitted for before it still is: those slices have not moved.
+    must_assign_ = true;
+    return false;
+}
+
+bool Swarm::admitted(const std::string& id, std::uint32_t epoch) {
+    const auto found = workers_.find(id);
+    if (found == workers_.end() || !found->second.connected || found->second.quarantined) { return false; }
+    WorkerRecord& worker = found->second;
+    if (worker.ready_epoch != epoch || worker.epoch != epoch) { return false; }
+    worker.n_failures = 0;
+    worker.proven = worker.ready;
     must_assign_ = true;
     return true;
+}
+
+void Swarm::failed(const std::string& id, const std::string& why, TimePoint now) {
+    const auto found = workers_.find(id);
+    if (found == workers_.end()) { return; }
+    ask_again_later(found->second, why, now);
+    found->second.ready = found->second.proven = nothing(model_);
+}
+
+void Swarm::ask_again_later(WorkerRecord& worker, const std::string& why, TimePoint now) {
+    if (worker.retry_at != TimePoint{}) { return; }
+    const Duration pause = options_.retry * (1 << std::min(worker.n_failures++, kMaxRetryDoublings));
+    log_warn("worker {} {}; its slices go elsewhere, it is asked again in {:.0f} s", worker.hello.name, why,
+             to_seconds(pause));
+    worker.retry_at = now + pause;
+    worker.share = worker.assigned = nothing(model_);
+    must_place_ = true;
+    changed_at_ = now;
+}
+
+void Swarm::set_quarantined(const std::string& id, bool quarantined, TimePoint now) {
+    const auto found = workers_.find(id);
+    if (found == workers_.end() || found->second.quarantined == quarantined) { return; }
+    WorkerRecord& worker = found->second;
+    worker.quarantined = quarantined;
+    worker.share = worker.ready = worker.proven = nothing(model_);
+    must_place_ = true;
+    changed_at_ = now;
 }
 
 void Swarm::reported(const std::string& id, const fb::StatsT& stats, TimePoint now) {
@@ -134,8 +170,8 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
     if (must_place_ && settled && enough) {
         std::vector<plan::Holder> holders;
         for (const auto& [id, worker] : workers_) {
-            const bool waits = worker.retry_at != TimePoint{};
-            holders.push_back({id, waits ? 0 : worker.hello.memory_bytes, worker.share});
+            const bool idle = worker.retry_at != TimePoint{} || worker.quarantined;
+            holders.push_back({id, idle ? 0 : worker.hello.memory_bytes, worker.share});
         }
         plan::Placement placement = plan::place(model_, holders, options_.n_replicas);
         std::size_t i = 0;
@@ -158,7 +194,8 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
         plan::Holdings wanted = share_and_orphans(worker);
         if (plan::bytes_of(model_, wanted) > worker.hello.memory_bytes) { wanted = worker.share; }
         if (wanted == worker.assigned && worker.epoch != 0 && worker.shard.epoch != 0) { continue; }
-        worker.ready = combine(worker.ready, wanted, [](bool a, bool b, std::size_t, std::size_t) { return a && b; });
+        worker.ready = both(worker.ready, wanted);
+        worker.proven = both(worker.proven, worker.ready);
         worker.assigned = std::move(wanted);
         worker.epoch = std::max(worker.epoch + 1, options_.first_epoch);
         changed.push_back(id);
@@ -167,17 +204,23 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
 }
 
 plan::Holdings Swarm::share_and_orphans(const WorkerRecord& worker) const {
-    return combine(worker.share, worker.ready, [&](bool share, bool ready, std::size_t layer, std::size_t e) {
-        if (share || !ready) { return share; }
+    const plan::Holdings mine = routable(worker);
+    return combine(worker.share, mine, [&](bool share, bool routed, std::size_t layer, std::size_t e) {
+        if (share || !routed) { return share; }
         return std::ranges::none_of(workers_, [&](const auto& entry) {
             const WorkerRecord& other = entry.second;
-            return other.id != worker.id && other.connected && other.share[layer][e] && other.ready[layer][e];
+            return other.id != worker.id && other.connected && other.share[layer][e] && other.ready[layer][e] &&
+                   other.proven[layer][e];
         });
     });
 }
 
 plan::Holdings Swarm::routable(const WorkerRecord& worker) const {
-    return worker.connected ? worker.ready : nothing(model_);
+    return worker.connected && !worker.quarantined ? both(worker.ready, worker.proven) : nothing(model_);
+}
+
+plan::Holdings Swarm::unproven(const WorkerRecord& worker) const {
+    return combine(worker.ready, worker.proven, [](bool a, bool b, std::size_t, std::size_t) { return a && !b; });
 }
 
 wire::SliceSet Swarm::to_slices(const plan::Holdings& holdings) const {
@@ -221,10 +264,11 @@ fb::RoutesT Swarm::routes() const {
 
 bool Swarm::settled() const {
     if (!placed_ || must_place_ || must_assign_) { return false; }
-    return std::ranges::all_of(workers_, [](const auto& entry) {
+    return std::ranges::all_of(workers_, [this](const auto& entry) {
         const WorkerRecord& worker = entry.second;
-        if (!worker.connected || worker.retry_at != TimePoint{}) { return true; }
-        return worker.shard.state == fb::ShardState::ready && worker.shard.epoch == worker.epoch;
+        if (!worker.connected || worker.retry_at != TimePoint{} || worker.quarantined) { return true; }
+        return worker.shard.state == fb::ShardState::ready && worker.shard.epoch == worker.epoch &&
+               plan::count(unproven(worker)) == 0;
     });
 }
 

@@ -1,4 +1,7 @@
-// The swarm as the hub sees it: who has joined, who should hold what, who holds what already. No I/O; one thread.
+// The swarm as the hub sees it: who has joined, who should hold what, who holds what already, and has proven it. No
+// I/O; one thread.
+//
+// A slice is routed to a worker that has loaded it and has computed right with what it holds (admission.h).
 //
 // Moving slices is done in two steps, so that nothing is ever given away before somebody else has it: a worker is first
 // assigned its share and what it has that nobody else has yet; once all shares are loaded, its share alone.
@@ -28,6 +31,8 @@ struct WorkerRecord {
     plan::Holdings share;           // what placement gives it
     plan::Holdings assigned;        // what it was told to hold: its share, and perhaps more for a while
     plan::Holdings ready;           // what it has said that it holds
+    plan::Holdings proven;          // of these, what it was admitted for
+    bool quarantined = false;       // it has computed wrong: it is given nothing
     wire::fb::ShardT shard;         // its last report
     int n_failures = 0;             // to load, in a row
     TimePoint retry_at{};           // after a failure: until then others get its slices
@@ -59,6 +64,13 @@ class Swarm {
     bool reported(const std::string& id, const wire::fb::ShardT& shard, TimePoint now);
     void reported(const std::string& id, const wire::fb::StatsT& stats, TimePoint now);
 
+    // It has passed the probe with what it held under that epoch. True when what is routable has changed.
+    bool admitted(const std::string& id, std::uint32_t epoch);
+    // It could not be probed: treated as one that cannot load.
+    void failed(const std::string& id, const std::string& why, TimePoint now);
+    // It has computed wrong, or may serve again.
+    void set_quarantined(const std::string& id, bool quarantined, TimePoint now);
+
     // Places anew when it is time to. The ids of connected workers whose assignment has changed.
     std::vector<std::string> replan(TimePoint now);
     // When to call replan() next; nothing waits: far away.
@@ -67,8 +79,10 @@ class Swarm {
     wire::fb::AssignT assignment(const std::string& id) const;
     wire::fb::RoutesT routes() const;
     std::uint64_t missing_slices() const;  // without a live holder
-    // Slices have been placed, and whoever was given some has loaded them or failed to.
+    // Slices have been placed, and whoever was given some has loaded them and was admitted, or failed to.
     bool settled() const;
+    // Of what it holds, what it was not admitted for.
+    plan::Holdings unproven(const WorkerRecord& worker) const;
     std::uint64_t total_slices() const;
 
     const std::map<std::string, WorkerRecord>& workers() const { return workers_; }
@@ -77,7 +91,8 @@ class Swarm {
   private:
     wire::SliceSet to_slices(const plan::Holdings& holdings) const;
     plan::Holdings routable(const WorkerRecord& worker) const;
-    // Its share, and what it has ready that no other worker who should have it has ready.
+    void ask_again_later(WorkerRecord& worker, const std::string& why, TimePoint now);
+    // Its share, and what is routed to it that no other worker who should have it is ready for.
     plan::Holdings share_and_orphans(const WorkerRecord& worker) const;
 
     const model::MoeModel& model_;

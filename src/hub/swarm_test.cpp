@@ -36,7 +36,7 @@ class SwarmTest : public testing::Test {
         hello.token = "secret";
         swarm_.joined(id, hello, clock_.now());
     }
-    // Everything that workers would do: load what they are assigned and say so, until nothing changes.
+    // Everything that workers would do: load what they are assigned, say so and show it, until nothing changes.
     void settle() {
         clock_.advance(1s);
         for (int i = 0; i < 10; ++i) {
@@ -47,6 +47,10 @@ class SwarmTest : public testing::Test {
         FAIL() << "placement does not come to rest";
     }
     void ready(const std::string& id) {
+        loaded(id);
+        swarm_.admitted(id, swarm_.workers().at(id).epoch);
+    }
+    void loaded(const std::string& id) {
         fb::ShardT shard;
         shard.state = fb::ShardState::ready;
         shard.epoch = swarm_.workers().at(id).epoch;
@@ -207,6 +211,91 @@ TEST_F(SwarmTest, a_worker_that_cannot_load_gives_its_slices_to_others_and_is_as
     EXPECT_EQ(slices("bad"), 18u);
     EXPECT_EQ(slices("good"), 18u);
     EXPECT_EQ(swarm_.missing_slices(), 0u);
+}
+
+TEST_F(SwarmTest, nothing_is_routed_to_a_worker_before_it_is_admitted) {
+    join("a");
+    clock_.advance(1s);
+    swarm_.replan(clock_.now());
+    loaded("a");
+    EXPECT_EQ(swarm_.missing_slices(), 36u);
+    EXPECT_FALSE(swarm_.settled());
+    EXPECT_FALSE(swarm_.admitted("a", swarm_.workers().at("a").epoch + 1)) << "for something else than it holds";
+    EXPECT_EQ(swarm_.missing_slices(), 36u);
+    EXPECT_TRUE(swarm_.admitted("a", swarm_.workers().at("a").epoch));
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+}
+
+TEST_F(SwarmTest, a_worker_keeps_what_the_other_has_loaded_but_was_not_admitted_for) {
+    join("a");
+    settle();
+    join("b");
+    clock_.advance(1s);
+    swarm_.replan(clock_.now());
+    loaded("b");
+    EXPECT_TRUE(swarm_.replan(clock_.now()).empty()) << "b may compute wrong";
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+    swarm_.admitted("b", swarm_.workers().at("b").epoch);
+    EXPECT_EQ(swarm_.replan(clock_.now()), (std::vector<std::string>{"a"}));
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+}
+
+TEST_F(SwarmTest, a_worker_that_is_given_more_serves_what_it_had_meanwhile) {
+    join("a");
+    join("b");
+    settle();
+    swarm_.said_goodbye("b", clock_.now());
+    clock_.advance(1s);
+    EXPECT_EQ(swarm_.replan(clock_.now()), (std::vector<std::string>{"a"}));
+    EXPECT_EQ(swarm_.missing_slices(), 18u);
+    loaded("a");
+    EXPECT_EQ(swarm_.missing_slices(), 18u);
+    ready("a");
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+}
+
+TEST_F(SwarmTest, a_worker_that_is_back_must_be_admitted_again) {
+    join("a");
+    settle();
+    swarm_.left("a", clock_.now());
+    join("a");
+    clock_.advance(1s);
+    swarm_.replan(clock_.now());
+    loaded("a");
+    EXPECT_EQ(swarm_.missing_slices(), 36u);
+}
+
+TEST_F(SwarmTest, a_worker_in_quarantine_loses_its_slices_to_the_others_at_once) {
+    join("a");
+    join("b");
+    settle();
+    swarm_.set_quarantined("a", true, clock_.now());
+    EXPECT_EQ(swarm_.missing_slices(), 18u);
+    settle();
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+    EXPECT_EQ(slices("a"), 0u);
+    EXPECT_EQ(slices("b"), 36u);
+    EXPECT_TRUE(swarm_.settled());
+    swarm_.left("a", clock_.now());
+    join("a");
+    settle();
+    EXPECT_EQ(slices("a"), 0u) << "coming back does not help";
+    EXPECT_FALSE(swarm_.admitted("a", swarm_.workers().at("a").epoch));
+    swarm_.set_quarantined("a", false, clock_.now());
+    settle();
+    EXPECT_EQ(slices("a"), 18u);
+}
+
+TEST_F(SwarmTest, a_worker_that_cannot_be_probed_is_asked_again_later) {
+    join("a");
+    join("b");
+    settle();
+    swarm_.failed("a", "says nothing", clock_.now());
+    settle();
+    EXPECT_EQ(slices("b"), 36u);
+    clock_.advance(1min);
+    settle();
+    EXPECT_EQ(slices("a"), 18u);
 }
 
 }  // namespace

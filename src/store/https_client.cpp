@@ -88,18 +88,37 @@ HttpsClient::HttpsClient(net::Address address, const Digest& fingerprint, std::s
 
 HttpsClient::~HttpsClient() = default;
 
-Result<Bytes> HttpsClient::get(const std::string& path, std::uint64_t limit, const OnBytes& on_bytes) {
-    const std::string url = fmt::format("https://{}{}", address_.text(), path);
+Result<HttpsClient::Answer> HttpsClient::request(const char* method, const std::string& path, std::uint64_t limit,
+                                                 const OnBytes& on_bytes) {
+    Answer answer{.status = 0, .url = fmt::format("https://{}{}", address_.text(), path), .body = {}};
     Sink sink{.limit = limit, .on_bytes = &on_bytes};
-    curl_easy_setopt(handle_->curl, CURLOPT_URL, url.c_str());
+    curl_easy_setopt(handle_->curl, CURLOPT_CUSTOMREQUEST, method);
+    curl_easy_setopt(handle_->curl, CURLOPT_URL, answer.url.c_str());
     curl_easy_setopt(handle_->curl, CURLOPT_WRITEDATA, &sink);
     const CURLcode code = curl_easy_perform(handle_->curl);
-    long status = 0;
-    curl_easy_getinfo(handle_->curl, CURLINFO_RESPONSE_CODE, &status);
-    if (sink.over_limit) { return fail(ErrorKind::corrupt, "{}: sent more than {} bytes", url, limit); }
-    if (code != CURLE_OK) { return transfer_error(code, url); }
-    if (status != 200) { return status_error(status, url); }
-    return std::move(sink.bytes);
+    curl_easy_getinfo(handle_->curl, CURLINFO_RESPONSE_CODE, &answer.status);
+    if (sink.over_limit) { return fail(ErrorKind::corrupt, "{}: sent more than {} bytes", answer.url, limit); }
+    if (code != CURLE_OK) { return transfer_error(code, answer.url); }
+    answer.body = std::move(sink.bytes);
+    return answer;
+}
+
+Result<Bytes> HttpsClient::get(const std::string& path, std::uint64_t limit, const OnBytes& on_bytes) {
+    LINKCPP_TRY(Answer answer, request("GET", path, limit, on_bytes));
+    if (answer.status != 200) { return status_error(answer.status, answer.url); }
+    return std::move(answer.body);
+}
+
+Result<std::string> HttpsClient::remove(const std::string& path, const std::string& name, const std::string& value) {
+    static constexpr std::uint64_t kMaxText = 64u << 10;
+    char* escaped = curl_easy_escape(handle_->curl, value.c_str(), static_cast<int>(value.size()));
+    const std::string full = fmt::format("{}?{}={}", path, name, escaped != nullptr ? escaped : "");
+    curl_free(escaped);
+    LINKCPP_TRY(const Answer answer, request("DELETE", full, kMaxText, {}));
+    const std::string text(as_text(answer.body));
+    if (answer.status == 200) { return text; }
+    if (answer.status == 400 || answer.status == 404) { return fail(ErrorKind::invalid, "{}", text); }
+    return status_error(answer.status, answer.url);
 }
 
 }  // namespace linkcpp::store

@@ -28,7 +28,17 @@ class HttpsClient {
     using OnBytes = std::function<bool(std::uint64_t)>;
     Result<Bytes> get(const std::string& path, std::uint64_t limit, const OnBytes& on_bytes = {});
 
+    // DELETE `path`, with "?NAME=VALUE" behind it. Errors: as above, where the hub says why in its words.
+    Result<std::string> remove(const std::string& path, const std::string& name, const std::string& value);
+
   private:
+    struct Answer {
+        long status = 0;
+        std::string url;
+        Bytes body;
+    };
+    Result<Answer> request(const char* method, const std::string& path, std::uint64_t limit, const OnBytes& on_bytes);
+
     struct Handle;
     std::unique_ptr<Handle> handle_;
     net::Address address_;

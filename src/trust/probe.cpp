@@ -134,52 +134,55 @@ PartRow row_of(Part part, std::size_t row, const MoeLayer& layer, const ProbeInp
     return {pair.expert, std::span(input.rows).subspan(pair.row * n_in, n_in)};
 }
 
-Result<ProbeRows> run_probe(expert::Engine& engine, std::uint64_t model, const MoeLayer& layer,
-                            const ProbeInput& input) {
-    ProbeRows result;
+Result<std::vector<float>> run_part(expert::Engine& engine, std::uint64_t model, const MoeLayer& layer,
+                                    const ProbeInput& input, Part part) {
     const auto batch = [&](std::span<const float> rows, std::span<const Pair> pairs, std::optional<Role> product = {}) {
         return expert::Batch{model, layer.layer, model::widths_of(layer, product).n_in, rows, pairs, product};
     };
-    for (const Part part : parts_of(layer)) {
-        const PartShape shape = shape_of(part, layer, input);
-        std::vector<float>& out = result[part];
-        out.resize(shape.n * shape.n_rows);
-        switch (part) {
-            case Part::sums: LINKCPP_CHECK(engine.compute_sums(batch(input.rows, input.pairs), out)); break;
-            case Part::batch: LINKCPP_CHECK(engine.compute_rows(batch(input.rows, input.pairs), out)); break;
-            case Part::single:
-                for (std::uint32_t token = 0; token < input.n_tokens; ++token) {
-                    const std::span<const Pair> its =
-                        std::span(input.pairs).subspan(std::size_t{token} * input.n_used, input.n_used);
-                    std::vector<Pair> pairs(its.begin(), its.end());
-                    for (Pair& pair : pairs) { pair.row = 0; }
-                    const auto row = std::span(input.rows).subspan(token * std::size_t{layer.n_embd}, layer.n_embd);
-                    const std::size_t n = shape.n * input.n_used;
-                    LINKCPP_CHECK(engine.compute_rows(batch(row, pairs), std::span(out).subspan(token * n, n)));
-                }
-                break;
-            case Part::crowd: {
-                std::vector<Pair> pairs;
-                for (std::uint32_t token = 0; token < input.n_tokens; ++token) {
-                    pairs.push_back({static_cast<std::uint16_t>(token), input.pairs.front().expert, 1});
-                }
-                LINKCPP_CHECK(engine.compute_rows(batch(input.rows, pairs), out));
-                break;
+    const PartShape shape = shape_of(part, layer, input);
+    std::vector<float> out(shape.n * shape.n_rows);
+    switch (part) {
+        case Part::sums: LINKCPP_CHECK(engine.compute_sums(batch(input.rows, input.pairs), out)); break;
+        case Part::batch: LINKCPP_CHECK(engine.compute_rows(batch(input.rows, input.pairs), out)); break;
+        case Part::single:
+            for (std::uint32_t token = 0; token < input.n_tokens; ++token) {
+                const std::span<const Pair> its =
+                    std::span(input.pairs).subspan(std::size_t{token} * input.n_used, input.n_used);
+                std::vector<Pair> pairs(its.begin(), its.end());
+                for (Pair& pair : pairs) { pair.row = 0; }
+                const auto row = std::span(input.rows).subspan(token * std::size_t{layer.n_embd}, layer.n_embd);
+                const std::size_t n = shape.n * input.n_used;
+                LINKCPP_CHECK(engine.compute_rows(batch(row, pairs), std::span(out).subspan(token * n, n)));
             }
-            case Part::gate:
-            case Part::up:
-            case Part::gate_up:
-            case Part::down: {
-                std::vector<Pair> pairs = input.pairs;
-                if (part == Part::down) {
-                    for (std::size_t i = 0; i < pairs.size(); ++i) { pairs[i].row = static_cast<std::uint16_t>(i); }
-                }
-                const std::span<const float> rows = part == Part::down ? input.inner : input.rows;
-                LINKCPP_CHECK(engine.compute_rows(batch(rows, pairs, product_of(part)), out));
-                break;
+            break;
+        case Part::crowd: {
+            std::vector<Pair> pairs;
+            for (std::uint32_t token = 0; token < input.n_tokens; ++token) {
+                pairs.push_back({static_cast<std::uint16_t>(token), input.pairs.front().expert, 1});
             }
+            LINKCPP_CHECK(engine.compute_rows(batch(input.rows, pairs), out));
+            break;
+        }
+        case Part::gate:
+        case Part::up:
+        case Part::gate_up:
+        case Part::down: {
+            std::vector<Pair> pairs = input.pairs;
+            if (part == Part::down) {
+                for (std::size_t i = 0; i < pairs.size(); ++i) { pairs[i].row = static_cast<std::uint16_t>(i); }
+            }
+            const std::span<const float> rows = part == Part::down ? input.inner : input.rows;
+            LINKCPP_CHECK(engine.compute_rows(batch(rows, pairs, product_of(part)), out));
+            break;
         }
     }
+    return out;
+}
+
+Result<ProbeRows> run_probe(expert::Engine& engine, std::uint64_t model, const MoeLayer& layer,
+                            const ProbeInput& input) {
+    ProbeRows result;
+    for (const Part part : parts_of(layer)) { LINKCPP_TRY(result[part], run_part(engine, model, layer, input, part)); }
     return result;
 }
 

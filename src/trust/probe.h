@@ -72,6 +72,9 @@ std::optional<model::Role> product_of(Part part);
 using ProbeRows = std::map<Part, std::vector<float>>;
 
 // `engine` holds the experts of `layer`, under `model`. Errors: those of Engine::compute().
+Result<std::vector<float>> run_part(expert::Engine& engine, std::uint64_t model, const model::MoeLayer& layer,
+                                    const ProbeInput& input, Part part);
+// All of them.
 Result<ProbeRows> run_probe(expert::Engine& engine, std::uint64_t model, const model::MoeLayer& layer,
                             const ProbeInput& input);
 

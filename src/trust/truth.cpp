@@ -19,6 +19,8 @@ using model::Role;
 
 // No rounding puts a row so far off.
 constexpr double kBeyondRounding = 0.3;
+// Two roundings of the same row are further apart.
+constexpr double kExact = 1e-6;
 
 // Rows are only ever quantised to meet quantised weights.
 bool is_possible(const MoeLayer& layer, Role weight, Rounding rounding) {
@@ -36,9 +38,26 @@ bool is_mixture(const MoeLayer& layer) {
     return families.size() > 1;
 }
 
-// What is likely comes first: one rounding for all products, then mixtures.
+// What ggml's CPU kernels do with rows that meet such weights.
+Rounding usual_rounding(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_F32: return Rounding::none;
+        case GGML_TYPE_F16: return Rounding::f16;
+        case GGML_TYPE_BF16: return Rounding::bf16;
+        default: return ggml_blck_size(type) >= 256 ? Rounding::q8_k : Rounding::q8_0;
+    }
+}
+
+// What is likely comes first: what is usual, one rounding for all products, then mixtures.
 std::vector<FfnRounding> candidates(const MoeLayer& layer, std::optional<Role> product) {
-    std::vector<FfnRounding> all;
+    FfnRounding usual;
+    for (const model::ExpertTensor& tensor : layer.tensors) {
+        if (!model::is_weight(tensor.role) || (product && tensor.role != *product)) { continue; }
+        const Rounding rounding = usual_rounding(tensor.type);
+        if (product || tensor.role != Role::down) { usual.input = rounding; }
+        if (product || tensor.role == Role::down) { usual.inner = rounding; }
+    }
+    std::vector<FfnRounding> all{usual};
     const auto add = [&](FfnRounding rounding) {
         bool possible = true;
         for (const Role weight : {Role::gate, Role::up, Role::gate_up, Role::down}) {
@@ -46,7 +65,7 @@ std::vector<FfnRounding> candidates(const MoeLayer& layer, std::optional<Role> p
             const bool is_inner = !product && weight == Role::down;
             possible = possible && is_possible(layer, weight, is_inner ? rounding.inner : rounding.input);
         }
-        if (possible) { all.push_back(rounding); }
+        if (possible && rounding != usual) { all.push_back(rounding); }
     };
     for (const Rounding each : expert::kRoundings) { add({each, each}); }
     const bool mixture = is_mixture(layer);
@@ -80,8 +99,13 @@ std::map<std::uint16_t, std::vector<RowNumber>> rows_by_expert(const MoeLayer& l
     return rows;
 }
 
-// Calls work(expert, its reference, its rows) for each expert, on several threads.
+// References that were made before, by expert.
+using KnownTruths = std::map<std::uint16_t, ExpertTruth>;
+
+// Calls work(expert, its reference, its rows) for each expert, on several threads. References are looked for in
+// `known`, and left there when `keep` says so: then on one thread.
 Status for_each_expert(const MoeLayer& layer, const SliceReader& read, const ProbeInput& input, JudgeOptions options,
+                       KnownTruths& known, bool keep,
                        const std::function<void(std::uint16_t, ExpertTruth&, std::span<const RowNumber>)>& work) {
     const auto by_expert = rows_by_expert(layer, input);
     std::vector<std::uint16_t> experts;
@@ -89,15 +113,22 @@ Status for_each_expert(const MoeLayer& layer, const SliceReader& read, const Pro
     std::swap(experts.front(), *std::ranges::find(experts, input.pairs.front().expert));
     if (options.n_experts != 0) { experts.resize(std::min(experts.size(), options.n_experts)); }
     std::mutex reading;  // held across I/O on purpose: a reader serves one thread at a time
-    Progress progress("reference", experts.size(), Progress::Unit::items);
-    return model::for_all(experts.size(), options.n_threads, progress, [&](std::size_t i) -> Result<std::uint64_t> {
+    Progress progress("reference", experts.size(), Progress::Unit::items, options.quiet);
+    const unsigned n_threads = keep ? 1 : options.n_threads;
+    return model::for_all(experts.size(), n_threads, progress, [&](std::size_t i) -> Result<std::uint64_t> {
+        const std::uint16_t expert = experts[i];
+        if (const auto found = known.find(expert); found != known.end()) {
+            work(expert, found->second, by_expert.at(expert));
+            return 1;
+        }
         Bytes slice;
         {
             const std::lock_guard lock(reading);
-            LINKCPP_TRY(slice, read(experts[i]));
+            LINKCPP_TRY(slice, read(expert));
         }
         LINKCPP_TRY(ExpertTruth truth, ExpertTruth::make(layer, slice));
-        work(experts[i], truth, by_expert.at(experts[i]));
+        work(expert, truth, by_expert.at(expert));
+        if (keep) { known.emplace(expert, std::move(truth)); }
         return 1;
     });
 }
@@ -131,39 +162,27 @@ std::vector<double> sums_of(const std::vector<float>& batch, const MoeLayer& lay
     return sums;
 }
 
-// The rounding that each part's rows are nearest to, by a vote among rows of a few experts.
+// The rounding that each part's rows are nearest to, by a vote among rows of a few experts, whose references stay in
+// `voters`.
 Result<std::map<Part, FfnRounding>> recognise(const MoeLayer& layer, const SliceReader& read, const ProbeInput& input,
-                                              const ProbeRows& rows) {
+                                              const ProbeRows& rows, KnownTruths& voters) {
     constexpr std::size_t kVoters = 3;
-    std::map<Part, std::vector<std::size_t>> votes;
+    std::map<Part, std::vector<FfnRounding>> votes;
     LINKCPP_CHECK(for_each_expert(
-        layer, read, input, {.n_threads = 1, .n_experts = kVoters},
+        layer, read, input, {.n_experts = kVoters, .quiet = true}, voters, true,
         [&](std::uint16_t, ExpertTruth& truth, std::span<const RowNumber> numbers) {
             std::set<Part> voted;  // one row of each part
             for (const auto& [part, i] : numbers) {
                 if (!voted.insert(part).second) { continue; }
-                const std::vector<FfnRounding> all = candidates(layer, product_of(part));
-                votes[part].resize(all.size());
                 const std::span<const float> row = row_at(rows.at(part), i, shape_of(part, layer, input).n);
-                // Of those that it agrees with the nearest; where it agrees with none the nearest of all.
-                std::size_t nearest = 0;
-                std::pair<bool, double> best{true, std::numeric_limits<double>::max()};
-                for (std::size_t k = 0; k < all.size(); ++k) {
-                    const RowFit fit = truth.fit(product_of(part), row_of(part, i, layer, input).input, row, all[k]);
-                    if (!(fit.difference.relative_l2 < kBeyondRounding)) { break; }  // nor are the others nearer
-                    const std::pair rank{!fit.holds, fit.difference.relative_l2};
-                    if (rank < best) {
-                        best = rank;
-                        nearest = k;
-                    }
-                }
-                ++votes[part][nearest];
+                const auto fit = truth.recognise(product_of(part), row_of(part, i, layer, input).input, row);
+                votes[part].push_back(fit.rounding);
             }
         }));
     std::map<Part, FfnRounding> roundings;
-    for (const auto& [part, counts] : votes) {
-        const auto most = std::ranges::max_element(counts);
-        roundings[part] = candidates(layer, product_of(part))[static_cast<std::size_t>(most - counts.begin())];
+    for (const auto& [part, all] : votes) {
+        roundings[part] =
+            *std::ranges::max_element(all, {}, [&](FfnRounding vote) { return std::ranges::count(all, vote); });
     }
     // Rows of 16 bits may be added up in 32 or in 16; a row that by chance agrees with both does not tell.
     const bool sums_too = std::ranges::all_of(roundings, [](const auto& entry) {
@@ -224,6 +243,19 @@ const std::vector<double>& ExpertTruth::row(std::optional<Role> product, std::sp
     return truth(product, input, rounding).row;
 }
 
+RowFit ExpertTruth::recognise(std::optional<Role> product, std::span<const float> input, std::span<const float> row) {
+    RowFit best;
+    for (const FfnRounding rounding : candidates(layer_, product)) {
+        const RowFit each = fit(product, input, row, rounding);
+        const std::pair rank{!each.holds, each.difference.relative_l2};
+        if (best.difference.n == 0 || rank < std::pair{!best.holds, best.difference.relative_l2}) { best = each; }
+        // So near are no two; and where the first is so far off, no other is near.
+        const bool decided = each.holds && each.difference.relative_l2 < kExact;
+        if (decided || !(each.difference.relative_l2 < kBeyondRounding)) { break; }
+    }
+    return best;
+}
+
 RowFit ExpertTruth::fit(std::optional<Role> product, std::span<const float> input, std::span<const float> row,
                         FfnRounding rounding) {
     const Last& expected = truth(product, input, rounding);
@@ -241,6 +273,13 @@ bool Findings::passed() const {
     return !parts.empty() && std::ranges::all_of(parts, [](const auto& part) { return part.second.n_wrong == 0; });
 }
 
+std::string to_string(const RowFit& fit) {
+    if (!fit.difference.finite) { return "with numbers that are not finite"; }
+    return fmt::format("off by {:.2e} of its length (tolerance {:.0e}), {:.2e} at one place ({:.0e})",
+                       fit.difference.relative_l2, fit.tolerance.relative_l2, fit.difference.relative_max,
+                       fit.tolerance.relative_max);
+}
+
 std::map<Part, FfnRounding> Findings::roundings() const {
     std::map<Part, FfnRounding> result;
     for (const auto& [part, findings] : parts) {
@@ -250,19 +289,24 @@ std::map<Part, FfnRounding> Findings::roundings() const {
 }
 
 std::string Findings::why() const {
-    std::string text;
+    constexpr std::size_t kNamed = 2;
+    std::vector<std::pair<Part, const PartFindings*>> wrong;
     for (const auto& [part, findings] : parts) {
-        if (findings.n_wrong == 0) { continue; }
-        if (!text.empty()) { text += "; "; }
-        const RowFit& worst = findings.worst;
-        text += fmt::format("{}: {} of {} wrong, ", to_string(part), counted(findings.n_wrong, "row"), findings.n_rows);
-        if (part != Part::sums) { text += fmt::format("the worst of expert {}, ", findings.worst_expert); }
-        text += worst.difference.finite
-                    ? fmt::format("off by {:.2e} of its length (tolerance {:.0e}), {:.2e} at one place ({:.0e})",
-                                  worst.difference.relative_l2, worst.tolerance.relative_l2,
-                                  worst.difference.relative_max, worst.tolerance.relative_max)
-                    : "with numbers that are not finite";
+        if (findings.n_wrong != 0) { wrong.emplace_back(part, &findings); }
     }
+    std::ranges::stable_sort(wrong, std::greater<>(), [](const auto& entry) {
+        return entry.second->worst.tolerance.share(entry.second->worst.difference);
+    });
+    std::string text;
+    for (std::size_t i = 0; i < std::min(wrong.size(), kNamed); ++i) {
+        const auto& [part, findings] = wrong[i];
+        if (!text.empty()) { text += "; "; }
+        text +=
+            fmt::format("{}: {} of {} wrong, ", to_string(part), counted(findings->n_wrong, "row"), findings->n_rows);
+        if (part != Part::sums) { text += fmt::format("the worst of expert {}, ", findings->worst_expert); }
+        text += to_string(findings->worst);
+    }
+    if (wrong.size() > kNamed) { text += fmt::format("; and {}", counted(wrong.size() - kNamed, "other part")); }
     return text;
 }
 
@@ -276,11 +320,13 @@ Result<Findings> judge(const MoeLayer& layer, const SliceReader& read, const Pro
                         to_string(part), found == rows.end() ? 0 : found->second.size());
         }
     }
-    LINKCPP_TRY(const auto roundings, recognise(layer, read, input, rows));
+    KnownTruths known;
+    LINKCPP_TRY(const auto roundings, recognise(layer, read, input, rows, known));
     Findings findings;
     std::mutex mutex;  // guards findings
     LINKCPP_CHECK(for_each_expert(
-        layer, read, input, options, [&](std::uint16_t expert, ExpertTruth& truth, std::span<const RowNumber> numbers) {
+        layer, read, input, options, known, false,
+        [&](std::uint16_t expert, ExpertTruth& truth, std::span<const RowNumber> numbers) {
             for (const auto& [part, i] : numbers) {
                 const std::span<const float> row = row_at(rows.at(part), i, shape_of(part, layer, input).n);
                 const RowFit fit =
@@ -302,8 +348,9 @@ Result<ProbeRows> run_reference(const MoeLayer& layer, const SliceReader& read, 
         result[part].resize(shape.n * shape.n_rows);
     }
     // Each thread writes rows of its own.
+    KnownTruths none;
     LINKCPP_CHECK(for_each_expert(
-        layer, read, input, {.n_threads = n_threads},
+        layer, read, input, {.n_threads = n_threads}, none, false,
         [&](std::uint16_t, ExpertTruth& truth, std::span<const RowNumber> numbers) {
             for (const auto& [part, i] : numbers) {
                 if (part == Part::single) { continue; }  // as one request, below

@@ -23,6 +23,8 @@ struct RowFit {
     Tolerance tolerance;
     bool holds = false;
 };
+// For people: "off by 1.20e-01 of its length (tolerance 1e-05), 3.10e+00 at one place (1e-04)".
+std::string to_string(const RowFit& fit);
 
 // One expert. One thread at a time.
 class ExpertTruth {
@@ -36,6 +38,9 @@ class ExpertTruth {
     // How far a device's row is from that.
     RowFit fit(std::optional<model::Role> product, std::span<const float> input, std::span<const float> row,
                expert::FfnRounding rounding);
+    // The same under the rounding that the row agrees with, of several the nearest; where it agrees with none, under
+    // the one that it is nearest to.
+    RowFit recognise(std::optional<model::Role> product, std::span<const float> input, std::span<const float> row);
 
   private:
     // The last row of the FFN, which several parts have in common, and of a product.
@@ -72,7 +77,7 @@ struct Findings {
     bool passed() const;
     // Of the parts in which every row agrees with it.
     std::map<Part, expert::FfnRounding> roundings() const;
-    // For people: what is wrong where, and by how much; empty when nothing is.
+    // For people: what is wrong where, and by how much, the worst first; empty when nothing is.
     std::string why() const;
 };
 
@@ -82,6 +87,7 @@ using SliceReader = std::function<Result<Bytes>(std::uint32_t expert)>;
 struct JudgeOptions {
     unsigned n_threads = 0;     // 0: all processors
     std::size_t n_experts = 0;  // look at so many of the experts only, the crowd's first; 0: all of them
+    bool quiet = false;         // without a line of progress
 };
 
 // Errors: those of `read`, invalid (`rows` lack a part, or have another length).

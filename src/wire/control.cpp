@@ -12,7 +12,7 @@ constexpr std::size_t kMaxTables = 1u << 20;
 }  // namespace
 
 std::vector<std::string> features() {
-    return {"exact", "partial", "f16"};
+    return {"exact", "partial", "f16", "probe"};
 }
 
 Bytes encode_control(const ControlT& control) {

@@ -65,6 +65,26 @@ void Server::add(std::unique_ptr<net::Link> link, std::shared_ptr<std::atomic<bo
     wake_.signal();
 }
 
+void Server::post(std::function<void()> work) {
+    {
+        const std::lock_guard lock(inbox_mutex_);
+        work_.push_back(std::move(work));
+    }
+    wake_.signal();
+}
+
+void Server::work_one() {
+    std::function<void()> work;
+    {
+        const std::lock_guard lock(inbox_mutex_);
+        if (work_.empty()) { return; }
+        work = std::move(work_.front());
+        work_.pop_front();
+        if (!work_.empty()) { wake_.signal(); }
+    }
+    work();
+}
+
 void Server::adopt() {
     const std::lock_guard lock(inbox_mutex_);
     for (Client& client : inbox_) {
@@ -95,6 +115,7 @@ void Server::run(const std::stop_token& stop) {
             closed_.signal();
         }
         std::erase_if(clients_, [](const Client& client) { return client.link == nullptr; });
+        if (entries[0].revents != 0) { work_one(); }
     }
 }
 

@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -34,6 +36,9 @@ class Server {
 
     // From any thread. The link has passed its hello; `alive` is set to false when the server has let it go.
     void add(std::unique_ptr<net::Link> link, std::shared_ptr<std::atomic<bool>> alive);
+    // From any thread: `work` runs on the data thread, which alone may compute, between requests. One piece a turn, so
+    // that requests wait for one piece at most.
+    void post(std::function<void()> work);
 
     const ServerStats& stats() const { return stats_; }
     // Signalled when a link was let go.
@@ -47,6 +52,7 @@ class Server {
 
     void run(const std::stop_token& stop);
     void adopt();
+    void work_one();
     // False when the link must be closed.
     bool serve(net::Link& link);
     Status answer(net::Link& link, ByteView payload);
@@ -59,8 +65,9 @@ class Server {
     net::Wakeup wake_;
     net::Wakeup closed_;
 
-    std::mutex inbox_mutex_;  // guards inbox_
+    std::mutex inbox_mutex_;  // guards inbox_ and work_
     std::vector<Client> inbox_;
+    std::deque<std::function<void()>> work_;
 
     // Of the data thread alone.
     std::vector<Client> clients_;

@@ -51,6 +51,7 @@ Worker::Worker(WorkerOptions options, net::Identity identity, net::TlsContext tl
       store_(std::move(store)),
       engine_(std::move(engine)),
       loader_(*engine_, store_),
+      prober_(*engine_, server_),
       server_(*engine_) {}
 
 Result<std::unique_ptr<Worker>> Worker::make(WorkerOptions options, net::Identity identity) {
@@ -127,15 +128,17 @@ Status Worker::session(net::Link& hub, const std::stop_token& stop) {
             LINKCPP_CHECK(report(hub, std::exchange(asked_, 0)));
             next_report = now() + (loading ? std::min<Duration>(kProgressEvery, heartbeat) : heartbeat);
         }
+        for (fb::ProbeRowsT& rows : prober_.take()) { LINKCPP_CHECK(net::send_message(hub, std::move(rows))); }
         dial();
 
         Duration timeout = next_report - now();
         for (const auto& [id, peer] : peers_) {
             if (!peer.alive->load()) { timeout = std::min<Duration>(timeout, peer.next_try - now()); }
         }
-        std::array<pollfd, 4> entries{{{hub.fd(), hub.events(), 0},
+        std::array<pollfd, 5> entries{{{hub.fd(), hub.events(), 0},
                                        {stop_wakeup_.fd(), POLLIN, 0},
                                        {loader_.on_done().fd(), POLLIN, 0},
+                                       {prober_.on_done().fd(), POLLIN, 0},
                                        {server_.on_closed().fd(), POLLIN, 0}}};
         ::poll(entries.data(), entries.size(), to_poll_ms(timeout));
         loader_.on_done().clear();
@@ -154,6 +157,8 @@ Status Worker::handle(const wire::ControlT& message) {
         manifest_ = std::make_shared<const model::Manifest>(std::move(parsed));
     } else if (const auto* assignment = message.body.AsAssign()) {
         return assign(*assignment);
+    } else if (const auto* probe = message.body.AsProbe()) {
+        prober_.start(*probe, manifest_, model_id_);
     } else if (const auto* coordinators = message.body.AsCoordinators()) {
         set_coordinators(*coordinators);
     }

@@ -22,6 +22,7 @@
 #include "net/link.h"
 #include "store/slice_store.h"
 #include "worker/loader.h"
+#include "worker/prober.h"
 #include "worker/server.h"
 
 namespace linkcpp::worker {
@@ -72,6 +73,7 @@ class Worker {
     store::SliceStore store_;
     std::unique_ptr<expert::Engine> engine_;
     Loader loader_;
+    Prober prober_;  // before the server, which ends first
     Server server_;
     net::Wakeup stop_wakeup_;
 
