@@ -24,6 +24,7 @@ struct JoinArguments {
     std::string line;
     std::string name;
     std::string device;
+    std::string backend;
     std::string memory;
     std::string store;
     unsigned n_threads = 0;
@@ -69,6 +70,7 @@ Status join(const JoinArguments& options) {
     LINKCPP_CHECK(hide_join_line(options.line, here ? short_spin() : std::map<std::string, std::string>()));
     StopOnSignal stop;
     worker.device = options.device;
+    worker.backend = options.backend;
     worker.n_threads = options.n_threads;
     if (!options.memory.empty()) {
         auto bytes = parse_bytes(options.memory);
@@ -106,8 +108,12 @@ void add_join(CLI::App& app) {
         "The join line that `linkcpp serve` prints, or @FILE with the line in it; without it $LINKCPP_HUB, "
         "or the hub on this machine");
     command->add_option("--name", options->name, "What people call this worker (default: the host's name)");
-    command->add_option("--device", options->device,
-                        "Where to compute, see `linkcpp devices` (default: the first that is not a CPU, else the CPU)");
+    auto* device = command->add_option(
+        "--device", options->device,
+        "Where to compute, see `linkcpp devices` (default: the first that is not a CPU, else the CPU)");
+    command->add_option("--backend", options->backend, "Compute on the device of this ggml module and load no other")
+        ->excludes(device)
+        ->check(CLI::ExistingFile);
     command->add_option("--memory", options->memory,
                         "Memory that experts may fill, such as 4G (default: most of what is free)");
     command->add_option("--threads", options->n_threads, "Threads of a CPU device (default: all processors)")

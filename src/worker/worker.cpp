@@ -41,6 +41,12 @@ bool sleep_until(const net::Wakeup& stop_wakeup, const std::stop_token& stop, Du
     return !stop.stop_requested();
 }
 
+Result<expert::Device> find_device(const WorkerOptions& options) {
+    if (!options.backend.empty()) { return expert::load_device(options.backend); }
+    expert::load_backends();
+    return expert::choose_device(expert::devices(), options.device);
+}
+
 }  // namespace
 
 Worker::Worker(WorkerOptions options, net::Identity identity, net::TlsContext tls, store::SliceStore store,
@@ -55,8 +61,7 @@ Worker::Worker(WorkerOptions options, net::Identity identity, net::TlsContext tl
       server_(*engine_) {}
 
 Result<std::unique_ptr<Worker>> Worker::make(WorkerOptions options, net::Identity identity) {
-    expert::load_backends();
-    LINKCPP_TRY(const expert::Device device, expert::choose_device(expert::devices(), options.device));
+    LINKCPP_TRY(const expert::Device device, find_device(options));
     if (options.memory_bytes == 0) {
         options.memory_bytes = static_cast<std::uint64_t>(static_cast<double>(device.free_bytes) * kMemoryShare);
     }

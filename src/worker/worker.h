@@ -31,6 +31,7 @@ struct WorkerOptions {
     net::JoinLine hub;
     std::string name;
     std::string device;              // empty: the first that is not a CPU, else the CPU
+    std::filesystem::path backend;   // a ggml module to compute with, and no other; empty: those of this build
     unsigned n_threads = 0;          // 0: all processors
     std::uint64_t memory_bytes = 0;  // for slices; 0: most of what is free
     std::filesystem::path store_dir;
@@ -38,7 +39,7 @@ struct WorkerOptions {
 
 class Worker {
   public:
-    // Errors: not_found (no such device), failed.
+    // Errors: not_found (no such device or module), unsupported (the module), failed.
     static Result<std::unique_ptr<Worker>> make(WorkerOptions options, net::Identity identity);
 
     // Serves until `stop` is requested; reconnects by itself. Errors: invalid (the hub's key or the token is wrong:

@@ -38,6 +38,19 @@ class Help(SwarmTest):
         self.assertIn("Example: ", process.out().decode())
 
 
+class Backend(SwarmTest):
+    def test_that_ggml_does_not_load_is_refused(self):
+        self.swarm.serve(models.path_of("Q8_0"))
+        self.assert_refused(self.swarm.join("one", "--backend", models.path_of("Q8_0")), "ggml does not load it")
+
+    def test_that_is_not_there_or_beside_a_device_is_refused(self):
+        for arguments in (("--backend", "/none.so"), ("--backend", models.path_of("Q8_0"), "--device", "CPU")):
+            with self.subTest(arguments=arguments):
+                process = self.swarm.linkcpp("join", *arguments)
+                self.assertTrue(0 < process.poll() < 128)
+                self.assertIn("--backend", process.err())
+
+
 class Environment(SwarmTest):
     def test_what_no_option_says_the_environment_says(self):
         self.swarm.serve(models.path_of("Q8_0"), workers=1)
