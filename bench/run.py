@@ -84,15 +84,16 @@ def dispatch(bin_path, _folder):
 class Swarmed:
     """A swarm of two local workers of one thread, and llama-bench on it with two threads."""
 
-    def __init__(self, model, replicas):
+    def __init__(self, model, replicas, *arguments):
         from swarm import Swarm
 
         self.swarm = Swarm()
-        self.swarm.serve(model, "--replicas", str(replicas), workers=2)
+        self.swarm.serve(model, "--replicas", str(replicas), *arguments, workers=2)
         self.model = model
 
-    def bench(self, *options):
-        process = self.swarm.exec("llama-bench", *llama_bench(self.model, 2), options=["--no-local-experts", *options])
+    def bench(self, *options, local_experts=False):
+        options = options if local_experts else ["--no-local-experts", *options]
+        process = self.swarm.exec("llama-bench", *llama_bench(self.model, 2), options=options)
         if process.poll() != 0:
             raise RuntimeError(process.err()[-2000:])
         return bench_rows(process.out())
@@ -184,6 +185,55 @@ def decode(bin_path, folder):
         ratios = [here[i] / rpc[best[i]][n][i] for n, (_, here) in enumerate(shared_rounds)]
         results.append(row(f"  {name}, both hold all, against RPC", statistics.median(ratios), least))
     results[-1].update(one=one, shared=shared, halved=halved, rpc={str(k): v for k, v in rpc_medians.items()})
+    return results
+
+
+# ---- audit and probes ---------------------------------------------------------------------------------------------------
+
+MORE = 50  # times the default's work: what that costs stands out of the machine's noise
+
+
+def trust(bin_path, folder):
+    """What audits and probes at their default rates take of decoding, from 50 times as many of them. The hub, the workers and
+    llama.cpp share two cores here: whatever one of them does, the others wait for."""
+    model = bench_model(bin_path, folder)
+
+    def slower(swarm_of, bench_without, bench_with):
+        """By how much of its time a token takes longer, median of rounds; (without, with, without) in each."""
+        shares = []
+        for _ in range(ROUNDS):
+            before, more, after = bench_without(), bench_with(), bench_without()
+            shares.append((before + after) / 2 / more - 1)
+        swarm_of.close()
+        return statistics.median(shares)
+
+    def audited(replicas, local_experts):
+        swarm = Swarmed(model, replicas, "--probe-every", 1e5)
+
+        def decode_at(share):
+            return swarm.bench("--audit", share, local_experts=local_experts)[1]
+        decode_at(0)  # warm
+        return slower(swarm, lambda: decode_at(0), lambda: decode_at(MORE / 1000))
+
+    def probed():
+        swarms = [Swarmed(model, 1, "--probe-every", seconds) for seconds in (1e5, 120 / MORE)]
+
+        def decode_on(swarm):
+            return swarm.bench("--audit", 0)[1]
+        share = slower(swarms[0], lambda: decode_on(swarms[0]), lambda: decode_on(swarms[1]))
+        swarms[1].close()
+        return share
+
+    print(f"\naudits and probes, {MORE} times the default's, and what follows for the default:")
+    results = []
+    total = 0
+    for what, share in (("audits by another holder", audited(2, False)), ("audits by the coordinator", audited(1, True)),
+                        ("probes of two workers", probed())):
+        at_default = max(0.0, share) / MORE
+        results.append(row(f"  {what}: {share:.1%} slower, {at_default:.3%} at the default", at_default / 0.01, 1.0, at_most=True,
+                           slower=share, at_default=at_default))
+        total = max(total, at_default) if what.startswith("audits") else total + at_default
+    results.append(row(f"  together: {total:.3%} of decode time", total / 0.01, 1.0, at_most=True, share=total))
     return results
 
 
@@ -358,7 +408,7 @@ def losing(_bin_path, _folder):
 
 
 def main():
-    parts = {"dispatch": dispatch, "decode": decode, "slicing": slicing, "wire": wire, "loading": loading, "losing": losing}
+    parts = {"dispatch": dispatch, "decode": decode, "slicing": slicing, "wire": wire, "loading": loading, "losing": losing, "trust": trust}
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", type=Path, required=True)
     parser.add_argument("--json", type=Path)

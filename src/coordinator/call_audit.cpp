@@ -49,14 +49,14 @@ void Dispatcher::Call::draw_checks(const Task& task, const Holder* holder, Chose
 Status Dispatcher::Call::compute_checks() {
     std::vector<Task> tasks = std::move(local_checks_);
     local_checks_.clear();
-    if (d_.local_ == nullptr) { return {}; }  // they stay without a row
+    if (d_.checker_ == nullptr) { return {}; }  // they stay without a row
     for (const Task& task : tasks) {
         std::vector<float> rows(task.positions.size() * work_.n_in);
         std::vector<float> results(task.positions.size() * work_.n_out);
         for (std::size_t i = 0; i < task.positions.size(); ++i) {
             std::copy_n(row_data(row_of(task.positions[i])), work_.n_in, rows.data() + i * work_.n_in);
         }
-        const Status computed = d_.local_->compute(work_.layer, work_.product, task.expert, rows, results, true);
+        const Status computed = d_.checker_->compute(work_.layer, work_.product, task.expert, rows, results);
         if (!computed) {
             log_warn("an audit cannot be computed here: {}", computed.error().message);
             continue;
@@ -108,7 +108,7 @@ fb::DisputeT Dispatcher::Call::make_dispute(std::uint32_t position, const Check&
 }
 
 Result<fb::VerdictT> Dispatcher::Call::judge_here(const fb::DisputeT& dispute) const {
-    LINKCPP_TRY(const Bytes slice, d_.local_->slice(dispute.layer, dispute.expert));
+    LINKCPP_TRY(const Bytes slice, d_.checker_->slice(dispute.layer, dispute.expert));
     std::vector<std::span<const float>> rows;
     for (const auto& claim : dispute.claims) { rows.emplace_back(claim->row); }
     LINKCPP_TRY(const auto fits,
@@ -128,9 +128,9 @@ Status Dispatcher::Call::rule_on(std::uint32_t position, const Check& check, Hol
     const bool alone = check.row.empty();
     const bool must_wait = !alone || d_.auditor_.checks_all();
     Result<fb::VerdictT> verdict = fail(ErrorKind::disconnected, "the hub cannot be asked");
-    if (d_.local_ != nullptr) {
-        verdict = judge_here(dispute);
-    } else if (d_.ask_hub_) {
+    if (d_.checker_ != nullptr) { verdict = judge_here(dispute); }
+    const bool ruled_here = verdict.has_value();
+    if (!ruled_here && d_.ask_hub_) {
         verdict = d_.ask_hub_(dispute, must_wait ? d_.options_.ruling_wait : Duration::zero());
     }
     if (verdict && verdict->error.empty() && !must_wait) {  // the hub sees to it
@@ -171,10 +171,13 @@ Status Dispatcher::Call::rule_on(std::uint32_t position, const Check& check, Hol
     }
     const bool here_is_wrong = n == 2 && check.by == nullptr && !verdict->right[1];
     const bool somebody_is = std::ranges::find(verdict->right, false) != verdict->right.end();
-    if (somebody_is && d_.local_ != nullptr && d_.ask_hub_) {
+    if (somebody_is && ruled_here && d_.ask_hub_) {
         static_cast<void>(d_.ask_hub_(dispute, Duration::zero()));  // so that it is in quarantine for everybody
     }
-    if (here_is_wrong) { d_.local_.reset(); }
+    if (here_is_wrong) {
+        d_.local_.reset();
+        d_.checker_.reset();
+    }
     return {};
 }
 

@@ -23,9 +23,10 @@ void Dispatcher::set_routes(std::shared_ptr<const Routes> routes) {
     inbox_full_ = true;
 }
 
-void Dispatcher::set_local(std::unique_ptr<LocalExperts> local) {
+void Dispatcher::set_local(std::unique_ptr<LocalExperts> local, std::unique_ptr<LocalExperts> checker) {
     const std::lock_guard lock(inbox_mutex_);
     inbox_local_ = std::move(local);
+    inbox_checker_ = std::move(checker);
     inbox_full_ = true;
 }
 
@@ -63,6 +64,7 @@ void Dispatcher::refresh() {
         model_id_ = inbox_model_id_;
     }
     if (inbox_local_) { local_ = std::move(inbox_local_); }
+    if (inbox_checker_) { checker_ = std::move(inbox_checker_); }
     if (inbox_routes_) { routes_ = std::move(inbox_routes_); }
     for (auto& [worker, link] : inbox_links_) {
         auto found = std::ranges::find(holders_, worker, [](const auto& holder) { return holder->id; });

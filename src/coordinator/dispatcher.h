@@ -100,7 +100,8 @@ class Dispatcher {
     // Control thread: what the hub says, and links whose workers have been admitted.
     void set_manifest(std::shared_ptr<const model::Manifest> manifest, const Digest& id);
     void set_routes(std::shared_ptr<const Routes> routes);
-    void set_local(std::unique_ptr<LocalExperts> local);
+    // `checker`: computes audits only, beside what workers do at the time.
+    void set_local(std::unique_ptr<LocalExperts> local, std::unique_ptr<LocalExperts> checker);
     void add_link(std::string worker, std::unique_ptr<net::Link> link);
     // Before the first call.
     void set_ask_hub(AskHub ask) { ask_hub_ = std::move(ask); }
@@ -180,6 +181,7 @@ class Dispatcher {
     std::shared_ptr<const model::Manifest> inbox_manifest_;
     Digest inbox_model_id_;
     std::unique_ptr<LocalExperts> inbox_local_;
+    std::unique_ptr<LocalExperts> inbox_checker_;
     std::atomic<bool> inbox_full_{false};
 
     // One call at a time. It is held across I/O on purpose: a second caller could do nothing but wait.
@@ -188,6 +190,7 @@ class Dispatcher {
     std::shared_ptr<const model::Manifest> manifest_;
     Digest model_id_;
     std::unique_ptr<LocalExperts> local_;
+    std::unique_ptr<LocalExperts> checker_;
     std::vector<std::unique_ptr<Holder>> holders_;  // those with a link
     std::vector<Holder*> by_route_;                 // routes_->workers[i] → holder, or null
     std::uint64_t next_request_ = 1;

@@ -25,6 +25,8 @@ constexpr std::size_t kMaxCallers = 64;
 constexpr int kMissedHeartbeats = 10;
 // That wait while the hub is away.
 constexpr std::size_t kMaxDisputes = 64;
+// For experts that audits need.
+constexpr std::uint64_t kCheckerBytes = 64u << 20;
 
 TimePoint now() {
     return std::chrono::steady_clock::now();
@@ -225,11 +227,14 @@ void HubClient::open_local_experts() {
         return;
     }
     const std::uint64_t memory = options_.local_bytes != 0 ? options_.local_bytes : available_memory_bytes() / 2;
-    auto local = LocalExperts::open(path, *manifest_, options_.n_threads, memory);
-    if (local) {
-        dispatcher_.set_local(*std::move(local));
+    auto local = LocalExperts::open(path, *manifest_, {.n_threads = options_.n_threads, .memory_bytes = memory});
+    // One thread: the workers have the others, where they are on this machine.
+    auto checker = LocalExperts::open(
+        path, *manifest_, {.n_threads = 1, .memory_bytes = std::min(memory, kCheckerBytes), .only_compares = true});
+    if (local && checker) {
+        dispatcher_.set_local(*std::move(local), *std::move(checker));
     } else {
-        log_warn("experts that no worker holds cannot be computed here: {}", local.error().message);
+        log_warn("experts that no worker holds cannot be computed here: {}", (local ? checker : local).error().message);
     }
 }
 

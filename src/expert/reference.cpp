@@ -8,6 +8,8 @@
 
 #include <ggml.h>
 
+#include "base/platform.h"
+
 namespace linkcpp::expert {
 namespace {
 
@@ -67,10 +69,13 @@ double activate(const model::ActivationOf& activation, double gate, double up) {
 
 }  // namespace
 
-Result<std::vector<float>> dequantise(const model::ExpertTensor& tensor, ByteView slab) {
+Result<RawFloats> dequantise(const model::ExpertTensor& tensor, ByteView slab) {
     const auto [a, b, c] = tensor.shape_with(1);
     const auto n = static_cast<std::size_t>(a * b * c);
-    std::vector<float> values(n);
+    RawFloats values;
+    values.resize(n);
+    // Millions of numbers, of which each expert needs some of its own: small pages would cost more than the numbers do.
+    prefer_large_pages(values.data(), n * sizeof(float));
     if (tensor.type == GGML_TYPE_F32) {
         std::memcpy(values.data(), slab.data(), n * sizeof(float));
         return values;
@@ -100,7 +105,7 @@ Result<ReferenceExpert> ReferenceExpert::make(const model::MoeLayer& layer, Byte
 }
 
 std::vector<double> ReferenceExpert::multiply(Role weight, std::span<const double> row, Rounding rounding) const {
-    const std::vector<float>& matrix = values_.at(weight);
+    const RawFloats& matrix = values_.at(weight);
     std::vector<double> rounded(row.begin(), row.end());
     std::vector<float> weights;
     if (rounding != Rounding::none) {
@@ -109,7 +114,7 @@ std::vector<double> ReferenceExpert::multiply(Role weight, std::span<const doubl
     }
     std::vector<double> out(matrix.size() / row.size());
     for (std::size_t r = 0; r < out.size(); ++r) {
-        std::span<const float> values = std::span(matrix).subspan(r * row.size(), row.size());
+        std::span<const float> values = std::span<const float>(matrix).subspan(r * row.size(), row.size());
         if (rounding != Rounding::none && !is_block(rounding)) {
             weights.assign(values.begin(), values.end());
             round_weights(rounding, weights);
@@ -126,8 +131,8 @@ std::vector<double> ReferenceExpert::project(Role weight, Role scale, Role bias,
     const auto biases = values_.find(bias);
     std::vector<double> out = multiply(weight, row, rounding);
     for (std::size_t r = 0; r < out.size(); ++r) {
-        if (scales != values_.end()) { out[r] *= static_cast<double>(scales->second.front()); }
-        if (biases != values_.end()) { out[r] += static_cast<double>(biases->second[r]); }
+        if (scales != values_.end()) { out[r] *= static_cast<double>(scales->second.data()[0]); }
+        if (biases != values_.end()) { out[r] += static_cast<double>(biases->second.data()[r]); }
     }
     return out;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/raw_buffer.h"
 #include "expert/engine.h"
 #include "expert/rounding.h"
 #include "model/moe.h"
@@ -14,7 +15,7 @@
 namespace linkcpp::expert {
 
 // One slab as numbers, in ggml order. Errors: unsupported (a type without dequantisation).
-Result<std::vector<float>> dequantise(const model::ExpertTensor& tensor, ByteView slab);
+Result<RawFloats> dequantise(const model::ExpertTensor& tensor, ByteView slab);
 
 // One slice, dequantised once.
 class ReferenceExpert {
@@ -38,7 +39,7 @@ class ReferenceExpert {
                                 Rounding rounding) const;
 
     model::ActivationOf activation_;
-    std::map<model::Role, std::vector<float>> values_;
+    std::map<model::Role, RawFloats> values_;
 };
 
 }  // namespace linkcpp::expert

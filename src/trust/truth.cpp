@@ -103,7 +103,7 @@ std::map<std::uint16_t, std::vector<RowNumber>> rows_by_expert(const MoeLayer& l
 using KnownTruths = std::map<std::uint16_t, ExpertTruth>;
 
 // Calls work(expert, its reference, its rows) for each expert, on several threads. References are looked for in
-// `known`, and left there when `keep` says so: then on one thread.
+// `known`, and left there when `keep` says so.
 Status for_each_expert(const MoeLayer& layer, const SliceReader& read, const ProbeInput& input, JudgeOptions options,
                        KnownTruths& known, bool keep,
                        const std::function<void(std::uint16_t, ExpertTruth&, std::span<const RowNumber>)>& work) {
@@ -114,11 +114,16 @@ Status for_each_expert(const MoeLayer& layer, const SliceReader& read, const Pro
     if (options.n_experts != 0) { experts.resize(std::min(experts.size(), options.n_experts)); }
     std::mutex reading;  // held across I/O on purpose: a reader serves one thread at a time
     Progress progress("reference", experts.size(), Progress::Unit::items, options.quiet);
-    const unsigned n_threads = keep ? 1 : options.n_threads;
-    return model::for_all(experts.size(), n_threads, progress, [&](std::size_t i) -> Result<std::uint64_t> {
+    std::mutex keeping;  // guards known
+    return model::for_all(experts.size(), options.n_threads, progress, [&](std::size_t i) -> Result<std::uint64_t> {
         const std::uint16_t expert = experts[i];
-        if (const auto found = known.find(expert); found != known.end()) {
-            work(expert, found->second, by_expert.at(expert));
+        ExpertTruth* made = nullptr;
+        {
+            const std::lock_guard lock(keeping);
+            if (const auto found = known.find(expert); found != known.end()) { made = &found->second; }
+        }
+        if (made != nullptr) {
+            work(expert, *made, by_expert.at(expert));
             return 1;
         }
         Bytes slice;
@@ -128,7 +133,10 @@ Status for_each_expert(const MoeLayer& layer, const SliceReader& read, const Pro
         }
         LINKCPP_TRY(ExpertTruth truth, ExpertTruth::make(layer, slice));
         work(expert, truth, by_expert.at(expert));
-        if (keep) { known.emplace(expert, std::move(truth)); }
+        if (keep) {
+            const std::lock_guard lock(keeping);
+            known.emplace(expert, std::move(truth));
+        }
         return 1;
     });
 }
@@ -165,24 +173,28 @@ std::vector<double> sums_of(const std::vector<float>& batch, const MoeLayer& lay
 // The rounding that each part's rows are nearest to, by a vote among rows of a few experts, whose references stay in
 // `voters`.
 Result<std::map<Part, FfnRounding>> recognise(const MoeLayer& layer, const SliceReader& read, const ProbeInput& input,
-                                              const ProbeRows& rows, KnownTruths& voters) {
+                                              const ProbeRows& rows, unsigned n_threads, KnownTruths& voters) {
     constexpr std::size_t kVoters = 3;
-    std::map<Part, std::vector<FfnRounding>> votes;
+    std::map<Part, std::map<std::uint16_t, FfnRounding>> votes;  // of each voter
+    std::mutex mutex;                                            // guards votes
     LINKCPP_CHECK(for_each_expert(
-        layer, read, input, {.n_experts = kVoters, .quiet = true}, voters, true,
-        [&](std::uint16_t, ExpertTruth& truth, std::span<const RowNumber> numbers) {
+        layer, read, input, {.n_threads = n_threads, .n_experts = kVoters, .quiet = true}, voters, true,
+        [&](std::uint16_t expert, ExpertTruth& truth, std::span<const RowNumber> numbers) {
             std::set<Part> voted;  // one row of each part
             for (const auto& [part, i] : numbers) {
                 if (!voted.insert(part).second) { continue; }
                 const std::span<const float> row = row_at(rows.at(part), i, shape_of(part, layer, input).n);
                 const auto fit = truth.recognise(product_of(part), row_of(part, i, layer, input).input, row);
-                votes[part].push_back(fit.rounding);
+                const std::lock_guard lock(mutex);
+                votes[part][expert] = fit.rounding;
             }
         }));
     std::map<Part, FfnRounding> roundings;
     for (const auto& [part, all] : votes) {
-        roundings[part] =
-            *std::ranges::max_element(all, {}, [&](FfnRounding vote) { return std::ranges::count(all, vote); });
+        const auto n_like = [&](const auto& vote) {
+            return std::ranges::count(all, vote.second, [](const auto& each) { return each.second; });
+        };
+        roundings[part] = std::ranges::max_element(all, {}, n_like)->second;
     }
     // Rows of 16 bits may be added up in 32 or in 16; a row that by chance agrees with both does not tell.
     const bool sums_too = std::ranges::all_of(roundings, [](const auto& entry) {
@@ -321,7 +333,7 @@ Result<Findings> judge(const MoeLayer& layer, const SliceReader& read, const Pro
         }
     }
     KnownTruths known;
-    LINKCPP_TRY(const auto roundings, recognise(layer, read, input, rows, known));
+    LINKCPP_TRY(const auto roundings, recognise(layer, read, input, rows, options.n_threads, known));
     Findings findings;
     std::mutex mutex;  // guards findings
     LINKCPP_CHECK(for_each_expert(
