@@ -96,6 +96,11 @@ void print_status(const json& status) {
                    coordinator["process"].get<std::string>(), coordinator["layers"].get<std::uint64_t>(),
                    coordinator["pairs"].get<std::uint64_t>(), coordinator["local_pairs"].get<std::uint64_t>(),
                    coordinator["retries"].get<std::uint64_t>(), coordinator["failures"].get<std::uint64_t>());
+        if (const auto unchecked = coordinator["audits"]["unchecked"].get<std::uint64_t>(); unchecked > 0) {
+            fmt::print(
+                "    {} drawn for an audit could not be checked: nobody else computes them, and the hub was away\n",
+                counted(unchecked, "pair"));
+        }
         if (const auto products = coordinator["products"].get<std::uint64_t>(); products > 0) {
             fmt::print(
                 "    {} of these blocks were single products: see below, or a program that looks at every node\n",

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "trust/tolerances.h"
-
 namespace linkcpp::coordinator {
 namespace {
 
@@ -44,17 +42,23 @@ std::string Auditor::types_of(const model::MoeLayer& layer, std::optional<model:
 }
 
 bool Auditor::agree(const model::MoeLayer& layer, std::optional<model::Role> product, const std::string& a,
-                    std::span<const float> row_a, const std::string& b, std::span<const float> row_b) const {
+                    std::span<const float> row_a, const std::string& b, std::span<const float> row_b,
+                    trust::Tolerance more) const {
     const auto difference = expert::compare(row_a, row_b);
     if (!difference || !difference->finite) { return false; }
-    if (difference->identical || kLastBits.holds(*difference)) { return true; }
+    const auto within = [&](trust::Tolerance tolerance) {
+        tolerance.relative_l2 += more.relative_l2;
+        tolerance.relative_max += more.relative_max;
+        return tolerance.holds(*difference);
+    };
+    if (difference->identical || within(kLastBits)) { return true; }
     const std::string types = types_of(layer, product);
     const auto of_a = roundings_.find({a, types});
     const auto of_b = roundings_.find({b, types});
     if (of_a == roundings_.end() || of_b == roundings_.end()) { return false; }
     for (const expert::FfnRounding x : of_a->second) {
         for (const expert::FfnRounding y : of_b->second) {
-            if (trust::tolerance_of(layer, product, x, y).holds(*difference)) { return true; }
+            if (within(trust::tolerance_of(layer, product, x, y))) { return true; }
         }
     }
     return false;

@@ -18,6 +18,7 @@
 
 #include "expert/rounding.h"
 #include "model/moe.h"
+#include "trust/tolerances.h"
 
 namespace linkcpp::coordinator {
 
@@ -31,9 +32,11 @@ class Auditor {
     // Of the next n pairs those that are drawn, ascending.
     std::vector<std::uint32_t> draw(std::size_t n);
 
-    // Rows that holders `a` and `b` have made of the same pair; never of what has a NaN.
+    // Rows that holders `a` and `b` have made of the same pair, or sums of the same pairs; never of what has a NaN.
+    // `more`: room beside what rounding takes.
     bool agree(const model::MoeLayer& layer, std::optional<model::Role> product, const std::string& a,
-               std::span<const float> row_a, const std::string& b, std::span<const float> row_b) const;
+               std::span<const float> row_a, const std::string& b, std::span<const float> row_b,
+               trust::Tolerance more = {}) const;
     // A ruling has shown how `holder` rounds.
     void learn(const model::MoeLayer& layer, std::optional<model::Role> product, const std::string& holder,
                expert::FfnRounding rounding);

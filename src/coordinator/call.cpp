@@ -58,6 +58,7 @@ Status Dispatcher::Call::run() {
         LINKCPP_CHECK(compute_checks());
         if (requests_.empty() && todo_.empty()) {
             LINKCPP_CHECK(settle_checks());
+            LINKCPP_CHECK(settle_sums());
             if (todo_.empty()) { break; }
             continue;
         }
@@ -470,7 +471,8 @@ Status Dispatcher::Call::take(Holder& holder, const wire::DecodedAnswer& answer)
     holder.us_per_unit =
         holder.us_per_unit == 0 ? us_per_unit : (1 - kSmoothing) * holder.us_per_unit + kSmoothing * us_per_unit;
     if (mode_ == wire::Mode::partial) {
-        partial_.push_back({request.tasks.front().expert, std::move(request.rows), std::move(request.sums)});
+        partial_.push_back({request.holder, request.tasks.front().expert, std::move(request.positions),
+                            std::move(request.rows), std::move(request.sums)});
     }
     finish(holder, found);
     return {};

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -77,10 +78,22 @@ class Dispatcher::Call {
     Status compute_checks();
     // Compares all that was drawn; what a holder that computes wrong has done is to be done again.
     Status settle_checks();
-    // Rows that are apart, or one (`check` has none) that nobody else could compute.
-    Status rule_on(std::uint32_t position, const Check& check, Holder& worker);
-    wire::fb::DisputeT make_dispute(std::uint32_t position, const Check& check, const Holder& worker) const;
+    // The same for partial sums: a sum is checked when one of its pairs was drawn.
+    Status settle_sums();
+    Status compute_sum(const wire::fb::DisputeT& dispute, std::vector<float>& sum);
+    // Another's result (`check` has none where nobody else could compute it) and the worker's, which are apart or may
+    // be: asks for the truth, and takes the consequences.
+    Status rule_on(wire::fb::DisputeT dispute, const Check& check, std::span<const float> row, Holder& worker);
+    struct Ruling {
+        wire::fb::VerdictT verdict;
+        bool here = false;   // by this program
+        bool later = false;  // the hub rules, and nobody waits for it
+    };
+    Result<Ruling> ask(const wire::fb::DisputeT& dispute, bool must_wait) const;
     Result<wire::fb::VerdictT> judge_here(const wire::fb::DisputeT& dispute) const;
+    // What claim i of a verdict means for who made it; null: this program.
+    void take_verdict(const wire::fb::VerdictT& verdict, std::size_t i, Holder* holder, std::uint16_t expert);
+    wire::fb::DisputeT dispute_about(std::uint32_t position) const;
     void accuse(Holder& holder, const std::string& why);
     void count_audit(const Holder& worker, bool right);
     std::uint16_t expert_at(std::uint32_t position) const;
@@ -101,7 +114,9 @@ class Dispatcher::Call {
     void add_partial_sums();
 
     struct PartialSums {
+        Holder* by;
         std::uint16_t first_expert;
+        std::vector<std::uint32_t> positions;  // of the pairs, in the order in which they were added
         std::vector<std::uint32_t> tokens;
         RawFloats rows;
     };
@@ -119,6 +134,7 @@ class Dispatcher::Call {
     std::map<std::uint32_t, Check> checks_;   // by position
     std::vector<Task> local_checks_;          // to be computed here
     std::vector<Holder*> answered_by_;        // by position; exact mode
+    std::set<std::uint32_t> drawn_;           // positions; partial mode
     std::optional<TimePoint> stalled_since_;  // work was lost or found no holder, and no answer has come since
 };
 

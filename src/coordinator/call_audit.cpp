@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "coordinator/call.h"
+#include "expert/half.h"
 #include "trust/ruling.h"
 
 namespace linkcpp::coordinator {
@@ -17,6 +18,13 @@ std::unique_ptr<fb::ClaimT> make_claim(const std::string& worker, std::span<cons
     return claim;
 }
 
+// As a worker sees what travels so.
+void round_to_halves(std::vector<float>& row) {
+    std::vector<std::byte> halves(row.size() * 2);
+    expert::floats_to_halves(row, halves);
+    expert::halves_to_floats(halves, row);
+}
+
 }  // namespace
 
 std::uint16_t Dispatcher::Call::expert_at(std::uint32_t position) const {
@@ -25,7 +33,10 @@ std::uint16_t Dispatcher::Call::expert_at(std::uint32_t position) const {
 }
 
 void Dispatcher::Call::draw_checks(const Task& task, const Holder* holder, Chosen& chosen) {
-    if (mode_ != wire::Mode::exact) { return; }
+    if (mode_ != wire::Mode::exact) {
+        for (const std::uint32_t i : d_.auditor_.draw(task.positions.size())) { drawn_.insert(task.positions[i]); }
+        return;
+    }
     Task check{.expert = task.expert, .positions = {}, .failed = {}, .is_check = true};
     for (const std::uint32_t i : d_.auditor_.draw(task.positions.size())) {
         check.positions.push_back(task.positions[i]);
@@ -88,31 +99,85 @@ Status Dispatcher::Call::settle_checks() {
             continue;
         }
         LINKCPP_CHECK(
-            rule_on(position, checked ? check : Check{.expert = check.expert, .by = nullptr, .row = {}}, *worker));
+            rule_on(dispute_about(position), checked ? check : Check{check.expert, nullptr, {}}, row, *worker));
     }
     return {};
 }
 
-fb::DisputeT Dispatcher::Call::make_dispute(std::uint32_t position, const Check& check, const Holder& worker) const {
+Status Dispatcher::Call::settle_sums() {
+    const std::set<std::uint32_t> drawn = std::exchange(drawn_, {});
+    if (drawn.empty()) { return {}; }
+    const bool halves = row_type() == wire::RowType::f16;
+    const trust::Tolerance more = halves ? trust::kHalfTolerance : trust::Tolerance{};
+    const model::MoeLayer& layer = d_.manifest_->model.layers[layer_];
+    for (const PartialSums& sums : partial_) {
+        for (std::size_t i = 0; i < sums.tokens.size() && !sums.by->distrusted; ++i) {
+            const std::uint32_t token = sums.tokens[i];
+            std::vector<std::uint32_t> positions;
+            std::ranges::copy_if(sums.positions, std::back_inserter(positions),
+                                 [&](std::uint32_t position) { return position / work_.n_used == token; });
+            if (std::ranges::none_of(positions, [&](std::uint32_t p) { return drawn.contains(p); })) { continue; }
+            fb::DisputeT dispute = dispute_about(positions.front());
+            for (const std::uint32_t position : positions) {
+                dispute.experts.push_back(expert_at(position));
+                dispute.weights.push_back(work_.weights[token * work_.weights_stride + position % work_.n_used]);
+            }
+            dispute.halves = halves;
+            if (halves) { round_to_halves(dispute.input); }
+            Check check{dispute.expert, nullptr, {}};
+            LINKCPP_CHECK(compute_sum(dispute, check.row));
+            const std::span<const float> row(sums.rows.data() + i * work_.n_out, work_.n_out);
+            if (!check.row.empty() && d_.auditor_.agree(layer, work_.product, sums.by->id, row, "", check.row, more)) {
+                count_audit(*sums.by, true);
+            } else {
+                LINKCPP_CHECK(rule_on(std::move(dispute), check, row, *sums.by));
+            }
+        }
+    }
+    std::erase_if(partial_, [](const PartialSums& sums) { return sums.by->distrusted; });
+    return {};
+}
+
+Status Dispatcher::Call::compute_sum(const fb::DisputeT& dispute, std::vector<float>& sum) {
+    if (d_.checker_ == nullptr) { return {}; }
+    std::vector<float> row(work_.n_out);
+    std::vector<float> total(work_.n_out);
+    for (std::size_t i = 0; i < dispute.experts.size(); ++i) {
+        const Status computed =
+            d_.checker_->compute(work_.layer, work_.product, dispute.experts[i], dispute.input, row);
+        if (!computed) {
+            log_warn("an audit cannot be computed here: {}", computed.error().message);
+            return {};
+        }
+        for (std::size_t j = 0; j < row.size(); ++j) { total[j] += row[j] * dispute.weights[i]; }
+    }
+    sum = std::move(total);
+    return {};
+}
+
+fb::DisputeT Dispatcher::Call::dispute_about(std::uint32_t position) const {
     fb::DisputeT dispute;
     dispute.layer = work_.layer;
-    dispute.expert = check.expert;
+    dispute.expert = expert_at(position);
     dispute.product = static_cast<std::uint8_t>(work_.product.value_or(model::Role{}));
     const float* input = row_data(row_of(position));
     dispute.input.assign(input, input + work_.n_in);
-    dispute.claims.push_back(make_claim(worker.id, out_.subspan(std::size_t{position} * work_.n_out, work_.n_out)));
-    if (!check.row.empty()) {
-        dispute.claims.push_back(make_claim(check.by != nullptr ? check.by->id : "", check.row));
-    }
     return dispute;
 }
 
 Result<fb::VerdictT> Dispatcher::Call::judge_here(const fb::DisputeT& dispute) const {
-    LINKCPP_TRY(const Bytes slice, d_.checker_->slice(dispute.layer, dispute.expert));
+    std::vector<Bytes> slices;
+    std::vector<trust::Term> terms;
+    const bool is_sum = !dispute.experts.empty();
+    for (std::size_t i = 0; i < (is_sum ? dispute.experts.size() : 1); ++i) {
+        LINKCPP_TRY(slices.emplace_back(),
+                    d_.checker_->slice(dispute.layer, is_sum ? dispute.experts[i] : dispute.expert));
+        terms.push_back({slices.back(), is_sum ? dispute.weights[i] : 1});
+    }
     std::vector<std::span<const float>> rows;
     for (const auto& claim : dispute.claims) { rows.emplace_back(claim->row); }
-    LINKCPP_TRY(const auto fits,
-                trust::rule(d_.manifest_->model.layers[layer_], slice, {work_.product, dispute.input}, rows));
+    LINKCPP_TRY(const auto fits, trust::rule(d_.manifest_->model.layers[layer_], terms, {work_.product, dispute.input},
+                                             rows, dispute.halves ? trust::kHalfTolerance : trust::Tolerance{}));
     fb::VerdictT verdict;
     for (const trust::RowFit& fit : fits) {
         verdict.right.push_back(fit.holds);
@@ -123,62 +188,66 @@ Result<fb::VerdictT> Dispatcher::Call::judge_here(const fb::DisputeT& dispute) c
     return verdict;
 }
 
-Status Dispatcher::Call::rule_on(std::uint32_t position, const Check& check, Holder& worker) {
-    const fb::DisputeT dispute = make_dispute(position, check, worker);
-    const bool alone = check.row.empty();
-    const bool must_wait = !alone || d_.auditor_.checks_all();
-    Result<fb::VerdictT> verdict = fail(ErrorKind::disconnected, "the hub cannot be asked");
-    if (d_.checker_ != nullptr) { verdict = judge_here(dispute); }
-    const bool ruled_here = verdict.has_value();
-    if (!ruled_here && d_.ask_hub_) {
-        verdict = d_.ask_hub_(dispute, must_wait ? d_.options_.ruling_wait : Duration::zero());
+Result<Dispatcher::Call::Ruling> Dispatcher::Call::ask(const fb::DisputeT& dispute, bool must_wait) const {
+    if (d_.checker_ != nullptr) {
+        if (auto verdict = judge_here(dispute)) { return Ruling{.verdict = *std::move(verdict), .here = true}; }
     }
-    if (verdict && verdict->error.empty() && !must_wait) {  // the hub sees to it
-        count_audit(worker, true);
-        return {};
-    }
+    if (!d_.ask_hub_) { return fail(ErrorKind::disconnected, "the hub cannot be asked"); }
+    LINKCPP_TRY(fb::VerdictT verdict, d_.ask_hub_(dispute, must_wait ? d_.options_.ruling_wait : Duration::zero()));
+    if (!must_wait) { return Ruling{.verdict = {}, .later = true}; }
     const std::size_t n = dispute.claims.size();
-    if (verdict && (!verdict->error.empty() || verdict->right.size() != n || verdict->input_rounding.size() != n ||
-                    verdict->inner_rounding.size() != n || verdict->why.size() != n)) {
-        verdict = fail(ErrorKind::failed, "the hub cannot say: {}", verdict->error);
+    if (!verdict.error.empty() || verdict.right.size() != n || verdict.input_rounding.size() != n ||
+        verdict.inner_rounding.size() != n || verdict.why.size() != n) {
+        return fail(ErrorKind::failed, "the hub cannot say: {}", verdict.error);
     }
-    if (!verdict) {
+    return Ruling{.verdict = std::move(verdict)};
+}
+
+Status Dispatcher::Call::rule_on(fb::DisputeT dispute, const Check& check, std::span<const float> row, Holder& worker) {
+    const bool alone = check.row.empty();
+    dispute.claims.push_back(make_claim(worker.id, row));
+    if (!alone) { dispute.claims.push_back(make_claim(check.by != nullptr ? check.by->id : "", check.row)); }
+    const bool must_wait = !alone || d_.auditor_.checks_all();
+    const auto ruling = ask(dispute, must_wait);
+    if (!ruling) {
         ++d_.stats_.unchecked;
         if (!must_wait) { return {}; }
-        return fail(verdict.error().kind, "layer {}, expert {}: {}, and there is no telling which is right: {}",
+        return fail(ruling.error().kind, "layer {}, expert {}: {}, and there is no telling which is right: {}",
                     work_.layer, check.expert,
                     alone ? fmt::format("nobody else can check what worker {} has computed", worker.name)
                           : fmt::format("worker {} and {} have computed different results", worker.name,
                                         check.by != nullptr ? "worker " + check.by->name : "this program"),
-                    verdict.error().message);
+                    ruling.error().message);
     }
+    if (ruling->later) { return {}; }  // the hub sees to it, and counts it
     ++d_.stats_.rulings;
-    count_audit(worker, verdict->right[0]);
-    const std::array<Holder*, 2> holders{&worker, const_cast<Holder*>(check.by)};
-    for (std::size_t i = 0; i < n; ++i) {
-        if (verdict->right[i]) {
-            d_.auditor_.learn(d_.manifest_->model.layers[layer_], work_.product,
-                              holders[i] != nullptr ? holders[i]->id : std::string(),
-                              {static_cast<expert::Rounding>(verdict->input_rounding[i]),
-                               static_cast<expert::Rounding>(verdict->inner_rounding[i])});
-        } else if (holders[i] != nullptr) {
-            if (holders[i] != &worker) { count_audit(*holders[i], false); }
-            accuse(*holders[i], fmt::format("layer {}, expert {}: {}", work_.layer, check.expert, verdict->why[i]));
-        } else {
-            log_error("this program itself computes wrong: layer {}, expert {}: {}; it computes no experts any more",
-                      work_.layer, check.expert, verdict->why[i]);
-        }
-    }
-    const bool here_is_wrong = n == 2 && check.by == nullptr && !verdict->right[1];
-    const bool somebody_is = std::ranges::find(verdict->right, false) != verdict->right.end();
-    if (somebody_is && ruled_here && d_.ask_hub_) {
+    const fb::VerdictT& verdict = ruling->verdict;
+    count_audit(worker, verdict.right[0]);
+    if (ruling->here && d_.ask_hub_ && std::ranges::find(verdict.right, false) != verdict.right.end()) {
         static_cast<void>(d_.ask_hub_(dispute, Duration::zero()));  // so that it is in quarantine for everybody
     }
-    if (here_is_wrong) {
-        d_.local_.reset();
-        d_.checker_.reset();
-    }
+    take_verdict(verdict, 0, &worker, check.expert);
+    if (alone) { return {}; }
+    Holder* other = nullptr;
+    for (const auto& holder : d_.holders_) { other = holder.get() == check.by ? holder.get() : other; }
+    if (other != nullptr && !verdict.right[1]) { count_audit(*other, false); }
+    take_verdict(verdict, 1, other, check.expert);
     return {};
+}
+
+void Dispatcher::Call::take_verdict(const fb::VerdictT& verdict, std::size_t i, Holder* holder, std::uint16_t expert) {
+    if (verdict.right[i]) {
+        d_.auditor_.learn(d_.manifest_->model.layers[layer_], work_.product,
+                          holder != nullptr ? holder->id : std::string(),
+                          {static_cast<expert::Rounding>(verdict.input_rounding[i]),
+                           static_cast<expert::Rounding>(verdict.inner_rounding[i])});
+        return;
+    }
+    const std::string why = fmt::format("layer {}, expert {}: {}", work_.layer, expert, verdict.why[i]);
+    if (holder != nullptr) { return accuse(*holder, why); }
+    log_error("this program itself computes wrong ({}); it computes no experts any more", why);
+    d_.local_.reset();
+    d_.checker_.reset();
 }
 
 void Dispatcher::Call::accuse(Holder& holder, const std::string& why) {
@@ -188,14 +257,22 @@ void Dispatcher::Call::accuse(Holder& holder, const std::string& why) {
     holder.distrusted = true;
     holder.distrusted_epoch = route != nullptr ? route->epoch : 0;
     std::map<std::uint16_t, Task> again;
-    for (std::uint32_t position = 0; position < answered_by_.size(); ++position) {
-        if (answered_by_[position] != &holder) { continue; }
+    const auto take_back = [&](std::uint32_t position) {
         Task& task = again[expert_at(position)];
         task.expert = expert_at(position);
         task.positions.push_back(position);
         ++d_.stats_.retries;
+    };
+    for (std::uint32_t position = 0; position < answered_by_.size(); ++position) {
+        if (answered_by_[position] == &holder) { take_back(position); }
     }
-    for (auto& [expert, task] : again) { todo_.push_back(std::move(task)); }
+    for (const PartialSums& sums : partial_) {
+        if (sums.by == &holder) { std::ranges::for_each(sums.positions, take_back); }
+    }
+    for (auto& [expert, task] : again) {
+        std::ranges::sort(task.positions);
+        todo_.push_back(std::move(task));
+    }
 }
 
 void Dispatcher::Call::count_audit(const Holder& worker, bool right) {

@@ -60,11 +60,6 @@ Result<Settings> read_settings() {
         if (!share) { return fail_with("LINKCPP_AUDIT", share.error()); }
         settings.dispatch.audit = *share;
     }
-    if (settings.dispatch.audit >= 1 && !exact) {
-        return fail(
-            ErrorKind::invalid,
-            "LINKCPP_AUDIT=1 checks every expert's result, and LINKCPP_MODE=partial has sums of several: use exact");
-    }
     if (const std::string_view listen = variable("LINKCPP_LISTEN"); !listen.empty()) {
         LINKCPP_TRY(settings.hub.listen, net::parse_address(listen));
     }

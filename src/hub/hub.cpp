@@ -511,6 +511,11 @@ void Hub::take_ruling(const JudgedDispute& judged) {
             verdict.input_rounding.push_back(static_cast<std::uint8_t>(fit.rounding.input));
             verdict.inner_rounding.push_back(static_cast<std::uint8_t>(fit.rounding.inner));
             verdict.why.push_back(fit.holds ? "" : trust::to_string(fit));
+            // Nobody waits for the verdict on a row that stands alone: it is an audit of the hub's own.
+            if (judged.dispute.sequence == 0 && judged.fits->size() == 1 && admission_.records().contains(worker)) {
+                ++past_audits_[worker].pairs;
+                past_audits_[worker].wrong += fit.holds ? 0 : 1;
+            }
             if (fit.holds || worker.empty()) { continue; }
             const std::string why =
                 fmt::format("an audit of layer {}, expert {}: {}", model::layer_name(judged.dispute.layer),

@@ -147,7 +147,7 @@ class Hub {
         std::uint64_t wrong = 0;
     };
     void add_audits(std::map<std::string, AuditSum>& sums, const wire::fb::StatsT& stats) const;
-    std::map<std::string, AuditSum> past_audits_;  // by coordinators that are gone, of workers
+    std::map<std::string, AuditSum> past_audits_;  // of workers: by coordinators that are gone, and by the hub itself
     TimePoint started_;
     TimePoint next_heartbeat_{};
     TimePoint accept_again_{};

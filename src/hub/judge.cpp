@@ -74,8 +74,22 @@ Result<std::vector<trust::RowFit>> Judge::rule(const wire::fb::DisputeT& dispute
     if (dispute.product != 0) { input.product = static_cast<model::Role>(dispute.product); }
     std::vector<std::span<const float>> rows;
     for (const auto& claim : dispute.claims) { rows.emplace_back(claim->row); }
-    LINKCPP_TRY(const Bytes slice, read(*layer, dispute.expert));
-    return trust::rule(*layer, slice, input, rows);
+    const bool is_sum = !dispute.experts.empty();
+    if (is_sum && (dispute.experts.size() != dispute.weights.size() || dispute.experts.size() > layer->n_expert)) {
+        return fail(ErrorKind::invalid, "a sum of {} experts with {} weights", dispute.experts.size(),
+                    dispute.weights.size());
+    }
+    std::vector<Bytes> slices;
+    std::vector<trust::Term> terms;
+    for (std::size_t i = 0; i < (is_sum ? dispute.experts.size() : 1); ++i) {
+        const std::uint32_t expert = is_sum ? dispute.experts[i] : dispute.expert;
+        if (expert >= layer->n_expert) {
+            return fail(ErrorKind::invalid, "layer {} has no expert {}", dispute.layer, expert);
+        }
+        LINKCPP_TRY(slices.emplace_back(), read(*layer, expert));
+        terms.push_back({slices.back(), is_sum ? dispute.weights[i] : 1});
+    }
+    return trust::rule(*layer, terms, input, rows, dispute.halves ? trust::kHalfTolerance : trust::Tolerance{});
 }
 
 Result<Bytes> Judge::read(const model::MoeLayer& layer, std::uint32_t expert) const {

@@ -19,8 +19,6 @@ using model::Role;
 
 // No rounding puts a row so far off.
 constexpr double kBeyondRounding = 0.3;
-// Two roundings of the same row are further apart.
-constexpr double kExact = 1e-6;
 
 // Rows are only ever quantised to meet quantised weights.
 bool is_possible(const MoeLayer& layer, Role weight, Rounding rounding) {
@@ -46,35 +44,6 @@ Rounding usual_rounding(ggml_type type) {
         case GGML_TYPE_BF16: return Rounding::bf16;
         default: return ggml_blck_size(type) >= 256 ? Rounding::q8_k : Rounding::q8_0;
     }
-}
-
-// What is likely comes first: what is usual, one rounding for all products, then mixtures.
-std::vector<FfnRounding> candidates(const MoeLayer& layer, std::optional<Role> product) {
-    FfnRounding usual;
-    for (const model::ExpertTensor& tensor : layer.tensors) {
-        if (!model::is_weight(tensor.role) || (product && tensor.role != *product)) { continue; }
-        const Rounding rounding = usual_rounding(tensor.type);
-        if (product || tensor.role != Role::down) { usual.input = rounding; }
-        if (product || tensor.role == Role::down) { usual.inner = rounding; }
-    }
-    std::vector<FfnRounding> all{usual};
-    const auto add = [&](FfnRounding rounding) {
-        bool possible = true;
-        for (const Role weight : {Role::gate, Role::up, Role::gate_up, Role::down}) {
-            if (product && weight != *product) { continue; }
-            const bool is_inner = !product && weight == Role::down;
-            possible = possible && is_possible(layer, weight, is_inner ? rounding.inner : rounding.input);
-        }
-        if (possible && rounding != usual) { all.push_back(rounding); }
-    };
-    for (const Rounding each : expert::kRoundings) { add({each, each}); }
-    const bool mixture = is_mixture(layer);
-    for (const Rounding input : expert::kRoundings) {
-        for (const Rounding inner : expert::kRoundings) {
-            if (!product && input != inner && mixture) { add({input, inner}); }
-        }
-    }
-    return all;
 }
 
 // The rows of each expert, those of one input together: a slice is read and dequantised once, and what several parts
@@ -227,6 +196,34 @@ PartFindings judge_sums(const MoeLayer& layer, const ProbeInput& input, const Pr
 
 }  // namespace
 
+std::vector<FfnRounding> possible_roundings(const MoeLayer& layer, std::optional<Role> product) {
+    FfnRounding usual;
+    for (const model::ExpertTensor& tensor : layer.tensors) {
+        if (!model::is_weight(tensor.role) || (product && tensor.role != *product)) { continue; }
+        const Rounding rounding = usual_rounding(tensor.type);
+        if (product || tensor.role != Role::down) { usual.input = rounding; }
+        if (product || tensor.role == Role::down) { usual.inner = rounding; }
+    }
+    std::vector<FfnRounding> all{usual};
+    const auto add = [&](FfnRounding rounding) {
+        bool possible = true;
+        for (const Role weight : {Role::gate, Role::up, Role::gate_up, Role::down}) {
+            if (product && weight != *product) { continue; }
+            const bool is_inner = !product && weight == Role::down;
+            possible = possible && is_possible(layer, weight, is_inner ? rounding.inner : rounding.input);
+        }
+        if (possible && rounding != usual) { all.push_back(rounding); }
+    };
+    for (const Rounding each : expert::kRoundings) { add({each, each}); }
+    const bool mixture = is_mixture(layer);
+    for (const Rounding input : expert::kRoundings) {
+        for (const Rounding inner : expert::kRoundings) {
+            if (!product && input != inner && mixture) { add({input, inner}); }
+        }
+    }
+    return all;
+}
+
 Result<ExpertTruth> ExpertTruth::make(const MoeLayer& layer, ByteView slice) {
     LINKCPP_TRY(ReferenceExpert expert, ReferenceExpert::make(layer, slice));
     return ExpertTruth(layer, std::move(expert));
@@ -257,13 +254,12 @@ const std::vector<double>& ExpertTruth::row(std::optional<Role> product, std::sp
 
 RowFit ExpertTruth::recognise(std::optional<Role> product, std::span<const float> input, std::span<const float> row) {
     RowFit best;
-    for (const FfnRounding rounding : candidates(layer_, product)) {
+    for (const FfnRounding rounding : possible_roundings(layer_, product)) {
         const RowFit each = fit(product, input, row, rounding);
         const std::pair rank{!each.holds, each.difference.relative_l2};
         if (best.difference.n == 0 || rank < std::pair{!best.holds, best.difference.relative_l2}) { best = each; }
-        // So near are no two; and where the first is so far off, no other is near.
-        const bool decided = each.holds && each.difference.relative_l2 < kExact;
-        if (decided || !(each.difference.relative_l2 < kBeyondRounding)) { break; }
+        // Where the first is far off, no other is near.
+        if (each.is_exact() || !(each.difference.relative_l2 < kBeyondRounding)) { break; }
     }
     return best;
 }

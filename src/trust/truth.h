@@ -22,6 +22,9 @@ struct RowFit {
     expert::Difference difference;
     Tolerance tolerance;
     bool holds = false;
+
+    // So near that no other rounding is.
+    bool is_exact() const { return holds && difference.relative_l2 < 1e-6; }
 };
 // For people: "off by 1.20e-01 of its length (tolerance 1e-05), 3.10e+00 at one place (1e-04)".
 std::string to_string(const RowFit& fit);
@@ -35,6 +38,10 @@ class ExpertTruth {
     // What it makes of `input`, of its whole FFN or by one weight alone.
     const std::vector<double>& row(std::optional<model::Role> product, std::span<const float> input,
                                    expert::FfnRounding rounding);
+    // How far a number of it that was rounded to its other neighbour moves it; see with_flips().
+    double flip(std::optional<model::Role> product, std::span<const float> input, expert::FfnRounding rounding) {
+        return truth(product, input, rounding).flip;
+    }
     // How far a device's row is from that.
     RowFit fit(std::optional<model::Role> product, std::span<const float> input, std::span<const float> row,
                expert::FfnRounding rounding);
@@ -61,6 +68,10 @@ class ExpertTruth {
     Last ffn_;
     Last product_;
 };
+
+// The roundings that devices may have for such weights: of a product, or of the whole FFN. What is likely comes first:
+// what ggml's CPU kernels do, one rounding for all products, then mixtures.
+std::vector<expert::FfnRounding> possible_roundings(const model::MoeLayer& layer, std::optional<model::Role> product);
 
 struct PartFindings {
     expert::FfnRounding rounding;  // the one that its rows are nearest to

@@ -35,9 +35,10 @@ double chance() {
 
 }  // namespace
 
-// As compilers write Engine::compute() and Engine::compute_rows().
+// As compilers write compute(), compute_rows() and compute_sums() of Engine.
 #define COMPUTE _ZN7linkcpp6expert6Engine7computeERKNS0_5BatchERKSt8functionIFSt8expectedIvNS_5ErrorEERKNS0_7RowPartEEE
 #define COMPUTE_ROWS _ZN7linkcpp6expert6Engine12compute_rowsERKNS0_5BatchESt4spanIfLm18446744073709551615EE
+#define COMPUTE_SUMS _ZN7linkcpp6expert6Engine12compute_sumsERKNS0_5BatchESt4spanIfLm18446744073709551615EE
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 
@@ -46,6 +47,8 @@ Status JOIN(__real_, COMPUTE)(expert::Engine* self, const expert::Batch& batch, 
 Status JOIN(__wrap_, COMPUTE)(expert::Engine* self, const expert::Batch& batch, const expert::RowSink& sink);
 Status JOIN(__real_, COMPUTE_ROWS)(expert::Engine* self, const expert::Batch& batch, std::span<float> out);
 Status JOIN(__wrap_, COMPUTE_ROWS)(expert::Engine* self, const expert::Batch& batch, std::span<float> out);
+Status JOIN(__real_, COMPUTE_SUMS)(expert::Engine* self, const expert::Batch& batch, std::span<float> out);
+Status JOIN(__wrap_, COMPUTE_SUMS)(expert::Engine* self, const expert::Batch& batch, std::span<float> out);
 
 // Answers to coordinators.
 Status JOIN(__wrap_, COMPUTE)(expert::Engine* self, const expert::Batch& batch, const expert::RowSink& sink) {
@@ -68,6 +71,18 @@ Status JOIN(__wrap_, COMPUTE)(expert::Engine* self, const expert::Batch& batch, 
 Status JOIN(__wrap_, COMPUTE_ROWS)(expert::Engine* self, const expert::Batch& batch, std::span<float> out) {
     const Status status = JOIN(__real_, COMPUTE_ROWS)(self, batch, out);
     if (g_broken && status && g_after-- <= 0) { out[out.size() / 2] = -out[out.size() / 2]; }
+    return status;
+}
+
+// Both: partial sums.
+Status JOIN(__wrap_, COMPUTE_SUMS)(expert::Engine* self, const expert::Batch& batch, std::span<float> out) {
+    const Status status = JOIN(__real_, COMPUTE_SUMS)(self, batch, out);
+    if (status && !g_broken && g_honest-- <= 0 && chance() < g_share) {
+        float& number = out[g_random() % out.size()];
+        number = -number;
+        std::printf("lie %u %u\n", batch.layer, unsigned{batch.pairs.front().expert});
+        std::fflush(stdout);
+    }
     return status;
 }
 }
