@@ -245,9 +245,12 @@ void stop_client() {
     if (!lock || !g_plugin->client) { return; }
     ::unlink(g_plugin->client->unix_path().c_str());
     const DispatchStats& stats = g_plugin->dispatcher.stats();
-    log_debug("{} expert blocks in {} requests, {} products one at a time, {} pairs ({} computed here)",
-              stats.layers - stats.products, stats.requests.load(), stats.products.load(), stats.pairs.load(),
-              stats.local_pairs.load());
+    log_debug(
+        "{} expert blocks in {} requests, {} products one at a time, {} pairs ({} computed here), {} audits ({} of "
+        "them "
+        "apart, {} not to be had)",
+        stats.layers - stats.products, stats.requests.load(), stats.products.load(), stats.pairs.load(),
+        stats.local_pairs.load(), stats.audits.load(), stats.rulings.load(), stats.unchecked.load());
     if (g_plugin->client->stop(kStopTimeout)) {
         g_plugin->client.reset();
     } else {

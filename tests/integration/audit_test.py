@@ -4,9 +4,9 @@ import json
 import subprocess
 
 import models
-from case import PROMPT, SwarmTest, completion
+from case import DATA, PROMPT, SAME_ARITHMETIC, SwarmTest, completion
 from server import free_port
-from swarm import bin_dir
+from swarm import Swarm, bin_dir
 
 N_TOKENS = 400  # enough for a worker that lies in one of 200 answers to lie a dozen times
 N_HONEST = 600  # answers before its first lie: its part of 100 tokens
@@ -217,3 +217,32 @@ class Liar(SwarmTest):
         for options, why in ((("--audit", "2"), "--audit: expected a share from 0 to 1"),
                              (("--audit", "half"), "--audit: expected a share from 0 to 1")):
             self.assert_refused(self.swarm.exec("llama-completion", *TEXT, options=options), why)
+
+
+class Honest(SwarmTest):
+    """Devices that round otherwise than each other are no liars: not one of their pairs is found wrong."""
+
+    def check(self, kind, options):
+        self.swarm.serve(models.path_of(kind), "--replicas", 3)
+        for name, rounding in (("cpu", None), ("unrounded", "none"), ("halves", "f16")):
+            device = ("--backend", bin_dir() / "libggml-rounding.so") if rounding else ("--device", "CPU")
+            self.swarm.join(name, *device, LINKCPP_TEST_ROUNDING=rounding)
+        self.swarm.wait_covered()
+        text = (DATA / "genesis-1.txt").read_text()[:1500]
+        process = self.assert_ran(self.swarm.exec("llama-completion", "-m", models.path_of(kind), "-p", text, "-n", 100, "--temp",
+                                                  0, "--no-warmup", "-no-cnv", *SAME_ARITHMETIC, options=options))
+        status = self.swarm.status()
+        self.assertEqual(status["quarantine"], [], process.err()[-2000:])
+        audits = {w["name"]: w["audits"] for w in status["workers"]}
+        self.assertEqual({name: a["wrong"] for name, a in audits.items()}, {"cpu": 0, "unrounded": 0, "halves": 0})
+        self.assertGreater(sum(a["pairs"] for a in audits.values()), 2000)
+
+    def test_checked_by_each_other(self):
+        for kind in ("Q8_0", "Q4_K_M", "F32"):
+            with self.subTest(kind):
+                self.check(kind, ("--audit", 1, "--no-local-experts"))
+                self.swarm.close()
+                self.swarm = Swarm()
+
+    def test_checked_by_the_coordinator_as_sums(self):
+        self.check("Q4_K_M", ("--audit", 1, "--mode", "partial"))
