@@ -36,7 +36,9 @@ Status clear(const ClearArguments& options) {
 void add_clear(CLI::App& app) {
     auto options = std::make_shared<ClearArguments>();
     CLI::App* command = app.add_subcommand("clear", "Takes a worker out of quarantine, once its operator trusts it");
-    command->add_option("WORKER", options->worker, "Its name, its id, or the beginning of one (`linkcpp status`)")
+    command
+        ->add_option("WORKER", options->worker,
+                     "Its name, its id, or at least six digits of its beginning (`linkcpp status`)")
         ->required();
     command->add_option("--hub", options->hub,
                         "The hub's join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");

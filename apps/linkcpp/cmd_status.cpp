@@ -57,12 +57,10 @@ void print_quarantine(const json& workers) {
     for (const json& worker : workers) {
         const auto text = [&](const char* key) { return worker[key].is_null() ? "" : worker[key].get<std::string>(); };
         fmt::print("\nquarantine {} ({:.12}) since {}: {}\n", text("name"), text("id"), text("since"), text("why"));
-        if (worker["in_doubt_since"].is_null()) {
-            fmt::print("    its work was never used\n");
-        } else {
-            fmt::print("    its work since {} is in doubt; `linkcpp clear {}` trusts it again\n",
-                       text("in_doubt_since"), text("name"));
-        }
+        fmt::print("    its work {}; `linkcpp clear {:.12}` trusts it again\n",
+                   worker["in_doubt_since"].is_null() ? "was never used"
+                                                      : fmt::format("since {} is in doubt", text("in_doubt_since")),
+                   text("id"));
     }
 }
 
@@ -89,7 +87,9 @@ void print_status(const json& status) {
             fmt::print("    loading {} of {} ({} %)\n", format_bytes(done), format_bytes(total), done * 100 / total);
         }
         print_trust(worker);
-        if (worker["state"] == "failed") { fmt::print("    {}\n", worker["error"].get<std::string>()); }
+        if (const auto error = worker["error"].get<std::string>(); worker["state"] == "failed" && !error.empty()) {
+            fmt::print("    {}\n", one_line(error));
+        }
     }
     for (const json& coordinator : status["coordinators"]) {
         fmt::print("\ncoordinator {}: {} expert blocks, {} pairs ({} computed by itself), {} sent again, {} failures\n",

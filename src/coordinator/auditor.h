@@ -32,8 +32,8 @@ class Auditor {
     // Of the next n pairs those that are drawn, ascending.
     std::vector<std::uint32_t> draw(std::size_t n);
 
-    // Rows that holders `a` and `b` have made of the same pair, or sums of the same pairs; never of what has a NaN.
-    // `more`: room beside what rounding takes.
+    // Rows that holders `a` and `b` have made of the same pair, or sums of the same pairs: the same bits, or numbers
+    // near each other. `more`: room beside what rounding takes.
     bool agree(const model::MoeLayer& layer, std::optional<model::Role> product, const std::string& a,
                std::span<const float> row_a, const std::string& b, std::span<const float> row_b,
                trust::Tolerance more = {}) const;

@@ -183,7 +183,7 @@ Status Dispatcher::Call::assign() {
     if (!todo_.empty() && stalled_since_ && now() - *stalled_since_ > d_.options_.coverage_wait) {
         return fail(ErrorKind::disconnected,
                     "layer {}: no worker holds expert {} ({} experts lack one) and the coordinator does not compute "
-                    "experts itself; is a worker still loading, or gone? See `linkcpp status`",
+                    "experts itself; is a worker still loading, gone, or in quarantine? See `linkcpp status`",
                     work_.layer, todo_.front().expert, todo_.size());
     }
     return {};

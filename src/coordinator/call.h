@@ -89,6 +89,8 @@ class Dispatcher::Call {
         bool here = false;   // by this program
         bool later = false;  // the hub rules, and nobody waits for it
     };
+    // Whether the slices that this program has checked with are the model's. Where not it checks no more.
+    bool checks_with_model(const wire::fb::DisputeT& dispute);
     Result<Ruling> ask(const wire::fb::DisputeT& dispute, bool must_wait) const;
     Result<wire::fb::VerdictT> judge_here(const wire::fb::DisputeT& dispute) const;
     // What claim i of a verdict means for who made it; null: this program.

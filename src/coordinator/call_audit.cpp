@@ -43,6 +43,11 @@ void Dispatcher::Call::draw_checks(const Task& task, const Holder* holder, Chose
         checks_[task.positions[i]] = {.expert = task.expert, .by = nullptr, .row = {}};
     }
     if (check.positions.empty()) { return; }
+    // Where nothing may be used unchecked this program is the better judge: two holders may be wrong in the same way.
+    if (d_.auditor_.checks_all() && d_.checker_ != nullptr) {
+        local_checks_.push_back(std::move(check));
+        return;
+    }
     Holder* by = nullptr;
     for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
         Holder* other = d_.by_route_[index];
@@ -91,7 +96,7 @@ Status Dispatcher::Call::settle_checks() {
         // What this program has computed itself needs no check, and what a liar has is done again.
         if (worker == nullptr || worker->distrusted) { continue; }
         const std::span<const float> row = out_.subspan(std::size_t{position} * work_.n_out, work_.n_out);
-        const bool checked = !check.row.empty() && check.by != worker && !(check.by != nullptr && check.by->distrusted);
+        const bool checked = !check.row.empty() && check.by != worker && (check.by == nullptr || !check.by->distrusted);
         const std::string& by = check.by != nullptr ? check.by->id : std::string();
         const model::MoeLayer& layer = d_.manifest_->model.layers[layer_];
         if (checked && d_.auditor_.agree(layer, work_.product, worker->id, row, by, check.row)) {
@@ -190,7 +195,9 @@ Result<fb::VerdictT> Dispatcher::Call::judge_here(const fb::DisputeT& dispute) c
 
 Result<Dispatcher::Call::Ruling> Dispatcher::Call::ask(const fb::DisputeT& dispute, bool must_wait) const {
     if (d_.checker_ != nullptr) {
-        if (auto verdict = judge_here(dispute)) { return Ruling{.verdict = *std::move(verdict), .here = true}; }
+        auto verdict = judge_here(dispute);
+        if (verdict) { return Ruling{.verdict = *std::move(verdict), .here = true}; }
+        log_warn("an audit cannot be ruled on here: {}", verdict.error().message);
     }
     if (!d_.ask_hub_) { return fail(ErrorKind::disconnected, "the hub cannot be asked"); }
     LINKCPP_TRY(fb::VerdictT verdict, d_.ask_hub_(dispute, must_wait ? d_.options_.ruling_wait : Duration::zero()));
@@ -203,8 +210,24 @@ Result<Dispatcher::Call::Ruling> Dispatcher::Call::ask(const fb::DisputeT& dispu
     return Ruling{.verdict = std::move(verdict)};
 }
 
+bool Dispatcher::Call::checks_with_model(const fb::DisputeT& dispute) {
+    std::vector<std::uint16_t> experts = dispute.experts;
+    if (experts.empty()) { experts.push_back(dispute.expert); }
+    for (const std::uint16_t expert : experts) {
+        const auto slice = d_.checker_->slice(dispute.layer, expert);
+        if (slice) { continue; }
+        log_error("{}; nothing is checked here any more: restart the hub and this program", slice.error().message);
+        d_.checker_.reset();
+        return false;
+    }
+    return true;
+}
+
 Status Dispatcher::Call::rule_on(fb::DisputeT dispute, const Check& check, std::span<const float> row, Holder& worker) {
-    const bool alone = check.row.empty();
+    // What was computed here from bytes that are not the model's says nothing.
+    const bool is_ours = check.by == nullptr && !check.row.empty();
+    const bool is_void = is_ours && d_.checker_ != nullptr && !checks_with_model(dispute);
+    const bool alone = check.row.empty() || is_void;
     dispute.claims.push_back(make_claim(worker.id, row));
     if (!alone) { dispute.claims.push_back(make_claim(check.by != nullptr ? check.by->id : "", check.row)); }
     const bool must_wait = !alone || d_.auditor_.checks_all();

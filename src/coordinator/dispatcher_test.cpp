@@ -443,7 +443,7 @@ class AuditTest : public DispatcherTest {
                     verdict.right.push_back(right);
                     verdict.input_rounding.push_back(0);
                     verdict.inner_rounding.push_back(0);
-                    verdict.why.push_back(right ? "" : "a sign");
+                    verdict.why.emplace_back(right ? "" : "a sign");
                 }
                 return wait > 0ns ? verdict : wire::fb::VerdictT{};
             });

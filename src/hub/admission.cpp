@@ -15,6 +15,8 @@ constexpr std::size_t kMinExperts = 2;
 constexpr std::size_t kMaxExperts = 64;
 constexpr std::uint32_t kMinTokens = 3;  // so that one expert's rows in one request are a batch
 constexpr std::size_t kMaxText = 300;
+constexpr std::size_t kShortId = 12;
+constexpr std::size_t kShortestId = 6;  // a beginning of an id that nobody types by mistake
 
 bool alike(const model::MoeLayer& a, const model::MoeLayer& b) {
     return a.n_embd == b.n_embd && a.n_ff == b.n_ff && a.activation == b.activation &&
@@ -148,7 +150,9 @@ std::vector<std::pair<std::string, fb::ProbeT>> Admission::due(const Swarm& swar
             const plan::Holdings unproven = swarm.unproven(worker);
             const auto next = next_round_.find(id);
             const bool waits = next != next_round_.end() && now < next->second;
-            if (plan::count(unproven) == 0 && waits) { continue; }
+            // One that could not be judged is not asked again at once either.
+            const bool is_new = plan::count(unproven) != 0 && (!waits || records_.at(id).why.empty());
+            if (waits && !is_new) { continue; }
             rounds_[id] = make_round(worker, unproven);
         }
         Round& round = rounds_[id];
@@ -236,11 +240,17 @@ Admission::Change Admission::judged(const std::string& worker, std::uint64_t seq
     }
     Round& round = found->second;
     TrustRecord& record = known->second;
-    const Change change{worker, Outcome::pending, round.epoch, {}};
+    Change change{worker, Outcome::pending, round.epoch, {}};
     if (!findings) {
-        record.why = findings.error().message;
-        left(worker);
-        return {worker, Outcome::failed, change.epoch, fmt::format("could not be judged: {}", record.why)};
+        // Not its fault: whoever was admitted stays so, and who waits for it goes on waiting.
+        const std::string why = findings.error().message;
+        if (record.why != why) {
+            log_error("a probe cannot be judged: {}; restart this hub if its model file has changed", why);
+        }
+        record.why = why;
+        rounds_.erase(found);
+        next_round_[worker] = now + options_.interval;
+        return change;
     }
     ++record.n_probes;
     double worst = -1;
@@ -278,9 +288,13 @@ Admission::Change Admission::judged(const std::string& worker, std::uint64_t seq
 }
 
 bool Admission::quarantine(const std::string& worker, const std::string& why, std::int64_t wall) {
-    const auto found = records_.find(worker);
-    if (found == records_.end() || found->second.trust == Trust::quarantined) { return false; }
+    const auto [found, is_new] = records_.try_emplace(worker);
     TrustRecord& record = found->second;
+    if (record.trust == Trust::quarantined) { return false; }
+    if (is_new) {  // it is away: when it comes it is known
+        record.name = worker.substr(0, kShortId);
+        record.probed = nothing(model_);
+    }
     // A worker that is wrong now and then passes most checks: all of its work is in doubt since it was admitted.
     record.in_doubt_since = record.trust == Trust::admitted ? record.since : 0;
     record.trust = Trust::quarantined;
@@ -294,7 +308,7 @@ bool Admission::quarantine(const std::string& worker, const std::string& why, st
 Result<std::string> Admission::clear(std::string_view worker, std::int64_t wall) {
     std::vector<std::string> ids;
     for (const auto& [id, record] : records_) {
-        const bool fits = record.name == worker || (!worker.empty() && id.starts_with(worker));
+        const bool fits = record.name == worker || (worker.size() >= kShortestId && id.starts_with(worker));
         if (fits && record.trust == Trust::quarantined) { ids.push_back(id); }
     }
     if (ids.empty()) { return fail(ErrorKind::not_found, "no worker '{}' is in quarantine", one_line(worker)); }

@@ -59,7 +59,7 @@ class Admission {
   public:
     struct Options {
         Duration interval = std::chrono::minutes(2);  // between probes of a worker that is admitted
-        Duration patience = std::chrono::minutes(5);  // for a probe's rows; some devices compile their kernels first
+        Duration patience = std::chrono::minutes(3);  // for a probe's rows; some devices compile their kernels first
         std::uint64_t n_weights = 30'000'000;         // that one round looks at, about
     };
 
@@ -99,9 +99,10 @@ class Admission {
     Change judged(const std::string& worker, std::uint64_t sequence, const Result<trust::Findings>& findings,
                   TimePoint now, std::int64_t wall);
 
-    // A row of its work was found wrong. False when it is quarantined already, or unknown.
+    // A row of its work was found wrong; also of one that is away now. False when it is in quarantine already.
     bool quarantine(const std::string& worker, const std::string& why, std::int64_t wall);
-    // The operator trusts it again: by id, the beginning of one, or name. Errors: not_found, invalid (fits several).
+    // The operator trusts it again: by id, at least six digits of its beginning, or name. Errors: not_found, invalid
+    // (fits several).
     Result<std::string> clear(std::string_view worker, std::int64_t wall);
 
     bool is_quarantined(const std::string& worker) const;

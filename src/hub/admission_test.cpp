@@ -179,15 +179,16 @@ TEST_F(AdmissionTest, wrong_rows_put_it_in_quarantine_until_it_is_cleared) {
 }
 
 TEST_F(AdmissionTest, of_several_that_fit_a_name_none_is_cleared) {
-    for (const char* id : {"ab1", "ab2"}) {
+    for (const char* id : {"abcdef1", "abcdef2"}) {
         admission_->joined(id, "phone");
         ASSERT_TRUE(admission_->quarantine(id, "wrong", kWall));
     }
     EXPECT_EQ(admission_->clear("phone", kWall).error().kind, ErrorKind::invalid);
-    EXPECT_EQ(admission_->clear("ab", kWall).error().kind, ErrorKind::invalid);
+    EXPECT_EQ(admission_->clear("abcdef", kWall).error().kind, ErrorKind::invalid);
+    EXPECT_EQ(admission_->clear("abcde", kWall).error().kind, ErrorKind::not_found) << "a slip of the finger";
     EXPECT_FALSE(admission_->clear("", kWall));
-    EXPECT_EQ(admission_->clear("ab2", kWall).value(), "ab2");
-    EXPECT_EQ(admission_->clear("phone", kWall).value(), "ab1");
+    EXPECT_EQ(admission_->clear("abcdef2", kWall).value(), "abcdef2");
+    EXPECT_EQ(admission_->clear("phone", kWall).value(), "abcdef1");
 }
 
 TEST_F(AdmissionTest, an_error_nonsense_or_silence_is_no_answer) {
@@ -209,7 +210,7 @@ TEST_F(AdmissionTest, an_error_nonsense_or_silence_is_no_answer) {
     EXPECT_EQ(refused([](fb::ProbeRowsT& rows) { ++rows.sequence; }).outcome, Admission::Outcome::pending)
         << "an answer to another question is none";
     EXPECT_TRUE(admission_->overdue(clock_.now()).empty());
-    clock_.advance(5min);
+    clock_.advance(3min);
     const auto overdue = admission_->overdue(clock_.now());
     ASSERT_EQ(overdue.size(), 1u);
     EXPECT_EQ(overdue[0].outcome, Admission::Outcome::failed);
@@ -229,6 +230,39 @@ TEST_F(AdmissionTest, what_was_asked_about_an_old_assignment_counts_no_more) {
         admission_->judged("a", probes[0].second.sequence, trust::Findings{}, clock_.now(), kWall);
     EXPECT_EQ(change.outcome, Admission::Outcome::pending);
     EXPECT_TRUE(change.worker.empty());
+}
+
+TEST_F(AdmissionTest, a_judgement_that_fails_is_not_the_workers_fault) {
+    const auto fail_to_judge = [&](const std::string& id, const fb::ProbeT& probe) {
+        Admission::Change change;
+        EXPECT_TRUE(answer(id, probe, change));
+        return admission_->judged(id, probe.sequence, fail(ErrorKind::corrupt, "the file has changed"), clock_.now(),
+                                  kWall);
+    };
+    admit("a");
+    clock_.advance(2min);
+    EXPECT_EQ(fail_to_judge("a", due().at(0).second).outcome, Admission::Outcome::pending);
+    EXPECT_EQ(admission_->records().at("a").trust, Trust::admitted);
+    EXPECT_EQ(swarm_->missing_slices(), 0u);
+    EXPECT_TRUE(due().empty());
+    clock_.advance(2min);
+    EXPECT_EQ(judged("a", due().at(0).second, true).outcome, Admission::Outcome::pending);
+
+    swarm_->said_goodbye("a", clock_.now());
+    admission_->left("a");
+    join("b");
+    load("b");
+    EXPECT_EQ(fail_to_judge("b", due().at(0).second).outcome, Admission::Outcome::pending);
+    EXPECT_TRUE(due().empty()) << "not again at once";
+    clock_.advance(2min);
+    EXPECT_EQ(pass("b").outcome, Admission::Outcome::admitted);
+}
+
+TEST_F(AdmissionTest, one_that_is_away_is_in_quarantine_when_it_comes) {
+    EXPECT_TRUE(admission_->quarantine("a", "an audit", kWall));
+    join("a");
+    EXPECT_TRUE(admission_->is_quarantined("a"));
+    EXPECT_EQ(admission_->records().at("a").name, "a");
 }
 
 TEST_F(AdmissionTest, those_in_quarantine_are_known_to_the_next_hub) {

@@ -28,6 +28,9 @@ constexpr Duration kHelloTimeout = 5s;
 constexpr Duration kStatusWait = 300ms;
 constexpr Duration kAcceptPause = 1s;
 constexpr Duration kCallWait = 5s;
+constexpr std::size_t kMaxHelloText = 120;
+constexpr std::size_t kShortId = 12;
+constexpr std::size_t kMaxRecords = 10'000;
 constexpr const char* kProbeFeature = "probe";
 
 TimePoint now() {
@@ -88,6 +91,7 @@ json trust_json(const TrustRecord& record) {
 std::string_view state_name(const WorkerRecord& worker, const Swarm& swarm) {
     if (!worker.connected) { return "gone"; }
     if (worker.quarantined) { return "quarantined"; }
+    if (worker.retry_at != TimePoint{}) { return "failed"; }
     switch (worker.shard.state) {
         case fb::ShardState::empty: return "waiting";
         case fb::ShardState::loading: return "loading";
@@ -265,7 +269,7 @@ bool Hub::admitted(const Peer& peer, const fb::HelloT& hello) {
 
 Status Hub::handle(Peer& peer, wire::ControlT& message) {
     if (peer.role == fb::Role::none) {
-        const auto* hello = message.body.AsHello();
+        auto* hello = message.body.AsHello();
         if (hello == nullptr) { return fail(ErrorKind::corrupt, "{}: expected a hello", peer.from); }
         return welcome(peer, *hello);
     }
@@ -304,7 +308,11 @@ void Hub::note_unknown(const fb::StatsT& stats) {
     }
 }
 
-Status Hub::welcome(Peer& peer, const fb::HelloT& hello) {
+Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
+    // For people's eyes and terminals only.
+    for (std::string* text : {&hello.name, &hello.process, &hello.device, &hello.backend, &hello.release}) {
+        *text = one_line(text->substr(0, kMaxHelloText));
+    }
     if (!admitted(peer, hello)) {
         net::refuse(*peer.link, ErrorKind::invalid, "the token is not valid; ask for a new join line");
         return fail(ErrorKind::invalid, "{}: refused, its token is not valid", peer.from);
@@ -360,7 +368,7 @@ Status Hub::welcome(Peer& peer, const fb::HelloT& hello) {
     if (admission_.is_quarantined(peer.id)) {
         swarm_.set_quarantined(peer.id, true, now());
         log_warn("worker {} is in quarantine ({}); `linkcpp clear {}` trusts it again", hello.name,
-                 admission_.records().at(peer.id).why, hello.name);
+                 admission_.records().at(peer.id).why, peer.id.substr(0, kShortId));
     }
     routes_changed_ = true;
     send(peer, coordinators());
@@ -440,9 +448,9 @@ void Hub::replan() {
 
 void Hub::probe_workers() {
     for (const Admission::Change& change : admission_.overdue(now())) { take_change(change); }
-    for (auto& [id, probe] : admission_.due(swarm_, now())) {
+    for (const auto& [id, probe] : admission_.due(swarm_, now())) {
         for (const auto& peer : peers_) {
-            if (peer->id == id && !peer->gone) { send(*peer, std::move(probe)); }
+            if (peer->id == id && !peer->gone) { send(*peer, probe); }
         }
     }
     if (routes_changed_) { send_routes(); }
@@ -484,7 +492,7 @@ void Hub::quarantine(const std::string& worker, const std::string& why) {
               record.in_doubt_since == 0
                   ? "was never used"
                   : fmt::format("since {} is in doubt", time_json(record.in_doubt_since).get<std::string>()),
-              record.name);
+              worker.substr(0, kShortId));
     swarm_.set_quarantined(worker, true, now());
     routes_changed_ = true;
     save_quarantine();
@@ -520,11 +528,13 @@ void Hub::take_ruling(const JudgedDispute& judged) {
             const std::string why =
                 fmt::format("an audit of layer {}, expert {}: {}", model::layer_name(judged.dispute.layer),
                             judged.dispute.expert, verdict.why.back());
-            if (admission_.quarantine(worker, why, std::time(nullptr))) { quarantine(worker, why); }
+            // An id is the fingerprint of a key.
+            const bool is_id = Digest::from_hex(worker).has_value() && admission_.records().size() < kMaxRecords;
+            if (is_id && admission_.quarantine(worker, why, std::time(nullptr))) { quarantine(worker, why); }
         }
     }
     for (const auto& peer : peers_) {
-        if (peer->id == judged.coordinator && !peer->gone) { send(*peer, std::move(verdict)); }
+        if (peer->id == judged.coordinator && !peer->gone) { send(*peer, verdict); }
     }
 }
 

@@ -101,7 +101,7 @@ class Hub {
     void accept();
     void serve(Peer& peer);
     Status handle(Peer& peer, wire::ControlT& message);
-    Status welcome(Peer& peer, const wire::fb::HelloT& hello);
+    Status welcome(Peer& peer, wire::fb::HelloT& hello);
     Status welcome_coordinator(Peer& peer);
     bool admitted(const Peer& peer, const wire::fb::HelloT& hello);
     void drop(Peer& peer, const Error& error);
@@ -113,7 +113,7 @@ class Hub {
     void probe_workers();
     void take_judgements();
     void take_change(const Admission::Change& change);
-    void take_ruling(const JudgedDispute& dispute);
+    void take_ruling(const JudgedDispute& judged);
     void quarantine(const std::string& worker, const std::string& why);
     void save_quarantine() const;
     void make_calls();

@@ -125,6 +125,7 @@ void Swarm::set_quarantined(const std::string& id, bool quarantined, TimePoint n
     if (found == workers_.end() || found->second.quarantined == quarantined) { return; }
     WorkerRecord& worker = found->second;
     worker.quarantined = quarantined;
+    worker.must_assign = true;
     worker.share = worker.ready = worker.proven = nothing(model_);
     must_place_ = true;
     changed_at_ = now;
@@ -177,10 +178,13 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
         std::size_t i = 0;
         for (auto& [id, worker] : workers_) { worker.share = std::move(placement.holders[i++]); }
         if (placement.missing_slices > 0 && !workers_.empty()) {
+            const bool some_out =
+                std::ranges::any_of(workers_, [](const auto& entry) { return entry.second.quarantined; });
             log_warn(
-                "{} of {} slices find no place: the workers' memory is too small; add workers or give them more "
-                "(join --memory)",
-                placement.missing_slices, total_slices());
+                "{} of {} slices find no place: the memory of the workers that may serve is too small{}; add workers "
+                "or "
+                "give them more (join --memory)",
+                placement.missing_slices, total_slices(), some_out ? " (some are in quarantine)" : "");
         }
         must_place_ = false;
         must_assign_ = true;
@@ -193,7 +197,9 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
         if (!worker.connected || worker.retry_at != TimePoint{}) { continue; }
         plan::Holdings wanted = share_and_orphans(worker);
         if (plan::bytes_of(model_, wanted) > worker.hello.memory_bytes) { wanted = worker.share; }
-        if (wanted == worker.assigned && worker.epoch != 0 && worker.shard.epoch != 0) { continue; }
+        const bool is_told = wanted == worker.assigned && worker.epoch != 0 && worker.shard.epoch != 0;
+        if (is_told && !worker.must_assign) { continue; }
+        worker.must_assign = false;
         worker.ready = both(worker.ready, wanted);
         worker.proven = both(worker.proven, worker.ready);
         worker.assigned = std::move(wanted);

@@ -33,6 +33,7 @@ struct WorkerRecord {
     plan::Holdings ready;           // what it has said that it holds
     plan::Holdings proven;          // of these, what it was admitted for
     bool quarantined = false;       // it has computed wrong: it is given nothing
+    bool must_assign = false;       // also if nothing has changed: what was ready counts no more
     wire::fb::ShardT shard;         // its last report
     int n_failures = 0;             // to load, in a row
     TimePoint retry_at{};           // after a failure: until then others get its slices

@@ -286,6 +286,16 @@ TEST_F(SwarmTest, a_worker_in_quarantine_loses_its_slices_to_the_others_at_once)
     EXPECT_EQ(slices("a"), 18u);
 }
 
+TEST_F(SwarmTest, a_worker_that_is_cleared_at_once_is_given_its_slices_again) {
+    join("a");
+    settle();
+    swarm_.set_quarantined("a", true, clock_.now());
+    swarm_.set_quarantined("a", false, clock_.now());
+    settle();
+    EXPECT_EQ(slices("a"), 36u);
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+}
+
 TEST_F(SwarmTest, a_worker_that_cannot_be_probed_is_asked_again_later) {
     join("a");
     join("b");

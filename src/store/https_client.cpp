@@ -115,7 +115,7 @@ Result<std::string> HttpsClient::remove(const std::string& path, const std::stri
     const std::string full = fmt::format("{}?{}={}", path, name, escaped != nullptr ? escaped : "");
     curl_free(escaped);
     LINKCPP_TRY(const Answer answer, request("DELETE", full, kMaxText, {}));
-    const std::string text(as_text(answer.body));
+    std::string text(as_text(answer.body));
     if (answer.status == 200) { return text; }
     if (answer.status == 400 || answer.status == 404) { return fail(ErrorKind::invalid, "{}", text); }
     return status_error(answer.status, answer.url);

@@ -70,7 +70,7 @@ Result<std::vector<RowFit>> rule(const model::MoeLayer& layer, std::span<const T
             RowFit fit{.rounding = rounding, .difference = {}, .tolerance = truth.tolerance, .holds = false};
             const std::vector<double> got(rows[i].begin(), rows[i].end());
             fit.difference = *expert::compare(std::span<const double>(got), std::span<const double>(truth.sum));
-            fit.holds = fit.tolerance.holds(fit.difference);
+            fit.decide(truth.sum);
             const bool is_nearer = std::pair(!fit.holds, fit.difference.relative_l2) <
                                    std::pair(!fits[i].holds, fits[i].difference.relative_l2);
             if (fits[i].difference.n == 0 || is_nearer) { fits[i] = fit; }

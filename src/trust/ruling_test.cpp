@@ -97,6 +97,34 @@ INSTANTIATE_TEST_SUITE_P(Types, RulingTest,
                          ::testing::Values(GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_K),
                          [](const auto& type) { return std::string(ggml_type_name(type.param)); });
 
+TEST(Ruling, where_the_truth_is_no_number_nobody_is_wrong) {
+    const Pairs pairs(GGML_TYPE_F32);
+    const Bytes bytes = pairs.slice(0);
+    const std::array terms{Term{bytes}};
+    std::vector<float> input(pairs.in(0).begin(), pairs.in(0).end());
+    input[3] = std::numeric_limits<float>::quiet_NaN();
+    const std::vector<float> nan(pairs.out(0).size(), std::numeric_limits<float>::quiet_NaN());
+    const std::array<std::span<const float>, 1> claims{nan};
+    EXPECT_TRUE(rule(pairs.layer.shard.layer, terms, {{}, input}, claims).value().front().holds);
+}
+
+TEST(Ruling, a_number_that_may_be_flushed_to_zero_is_zero) {
+    const Pairs pairs(GGML_TYPE_F32);
+    const Bytes bytes = pairs.slice(0);
+    const std::array terms{Term{bytes}};
+    const std::vector<float> input(pairs.in(0).size(), 0.0f);
+    std::vector<float> row(pairs.out(0).size(), 0.0f);
+    const auto holds = [&] {
+        const std::array<std::span<const float>, 1> claims{row};
+        return rule(pairs.layer.shard.layer, terms, {{}, input}, claims).value().front().holds;
+    };
+    EXPECT_TRUE(holds());
+    row[5] = 1e-40f;
+    EXPECT_TRUE(holds());
+    row[5] = 1e-30f;
+    EXPECT_FALSE(holds());
+}
+
 TEST(Ruling, what_is_no_case_is_refused) {
     const Pairs pairs(GGML_TYPE_Q8_0);
     const Bytes bytes = pairs.slice(0);

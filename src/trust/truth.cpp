@@ -1,6 +1,7 @@
 #include "trust/truth.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <mutex>
 #include <set>
@@ -160,10 +161,14 @@ Result<std::map<Part, FfnRounding>> recognise(const MoeLayer& layer, const Slice
         }));
     std::map<Part, FfnRounding> roundings;
     for (const auto& [part, all] : votes) {
-        const auto n_like = [&](const auto& vote) {
-            return std::ranges::count(all, vote.second, [](const auto& each) { return each.second; });
-        };
-        roundings[part] = std::ranges::max_element(all, {}, n_like)->second;
+        std::ptrdiff_t most = 0;
+        for (const auto& [expert, vote] : all) {
+            const auto n_like = std::ranges::count(all, vote, [](const auto& each) { return each.second; });
+            if (n_like > most) {
+                most = n_like;
+                roundings[part] = vote;
+            }
+        }
     }
     // Rows of 16 bits may be added up in 32 or in 16; a row that by chance agrees with both does not tell.
     const bool sums_too = std::ranges::all_of(roundings, [](const auto& entry) {
@@ -188,7 +193,7 @@ PartFindings judge_sums(const MoeLayer& layer, const ProbeInput& input, const Pr
         fit.difference = *expert::compare(std::span<const double>(std::vector<double>(got.begin(), got.end())),
                                           std::span<const double>(expected).subspan(t * n, n));
         fit.tolerance = kSumTolerance;
-        fit.holds = fit.tolerance.holds(fit.difference);
+        fit.decide(std::span<const double>(expected).subspan(t * n, n));
         add_row(findings, fit, t, 0);
     }
     return findings;
@@ -227,6 +232,14 @@ std::vector<FfnRounding> possible_roundings(const MoeLayer& layer, std::optional
 Result<ExpertTruth> ExpertTruth::make(const MoeLayer& layer, ByteView slice) {
     LINKCPP_TRY(ReferenceExpert expert, ReferenceExpert::make(layer, slice));
     return ExpertTruth(layer, std::move(expert));
+}
+
+void RowFit::decide(std::span<const double> truth) {
+    const bool is_finite = std::ranges::all_of(truth, [](double x) { return std::isfinite(x); });
+    // Beside a zero any number is infinitely large; one that a device may as well have flushed to zero is none.
+    const bool is_zero =
+        difference.finite && difference.max_abs <= static_cast<double>(std::numeric_limits<float>::min());
+    holds = !is_finite || is_zero || tolerance.holds(difference);
 }
 
 const ExpertTruth::Last& ExpertTruth::truth(std::optional<Role> product, std::span<const float> input,
@@ -272,7 +285,7 @@ RowFit ExpertTruth::fit(std::optional<Role> product, std::span<const float> inpu
     const std::vector<double> got(row.begin(), row.end());
     if (const auto difference = expert::compare(std::span<const double>(got), std::span<const double>(expected.row))) {
         fit.difference = *difference;
-        fit.holds = fit.tolerance.holds(fit.difference);
+        fit.decide(expected.row);
     }
     return fit;
 }

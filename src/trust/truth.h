@@ -16,13 +16,16 @@
 
 namespace linkcpp::trust {
 
-// One row against the reference.
+// One row against the reference. Where the reference itself is not finite, as with a model that has a NaN, no row is
+// wrong.
 struct RowFit {
     expert::FfnRounding rounding;  // of a product alone the input's is used
     expert::Difference difference;
     Tolerance tolerance;
     bool holds = false;
 
+    // Fills in `holds`; `truth` is what `difference` was taken from.
+    void decide(std::span<const double> truth);
     // So near that no other rounding is.
     bool is_exact() const { return holds && difference.relative_l2 < 1e-6; }
 };

@@ -91,7 +91,7 @@ class Admission(SwarmTest):
             hub.kill()
             self.swarm.serve(models.path_of("Q8_0"), *ports)
             again = in_quarantine(self.swarm, "broken")
-            self.assertEqual((again["why"], again["since"]), (first["why"], first["since"]))
+            self.assertEqual((again["why"], again["since"], again["name"]), (first["why"], first["since"], "broken"))
             self.swarm.wait_status(lambda s: state_of(s, "broken") == "quarantined", "the worker, back")
         with self.subTest("who may not clear"):
             elsewhere = clear(self.swarm, "broken", LINKCPP_HOME=str(self.swarm.home / "other"), LINKCPP_HUB=self.swarm.line)
