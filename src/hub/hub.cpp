@@ -509,8 +509,12 @@ void Hub::take_ruling(const JudgedDispute& judged) {
     verdict.sequence = judged.dispute.sequence;
     if (!judged.fits) {
         verdict.error = judged.fits.error().message;
-        log_warn("a dispute about expert {} of layer {} could not be judged: {}", judged.dispute.expert,
-                 judged.dispute.layer, verdict.error);
+        // The first says it all; there may be hundreds a second.
+        log_line(
+            std::exchange(dispute_failed_, true) ? LogLevel::debug : LogLevel::warn,
+            fmt::format("a dispute about expert {} of layer {} could not be judged: {}; restart this hub if its model "
+                        "file has changed",
+                        judged.dispute.expert, judged.dispute.layer, verdict.error));
     } else {
         for (std::size_t i = 0; i < judged.fits->size(); ++i) {
             const trust::RowFit& fit = (*judged.fits)[i];

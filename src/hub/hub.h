@@ -148,6 +148,7 @@ class Hub {
     };
     void add_audits(std::map<std::string, AuditSum>& sums, const wire::fb::StatsT& stats) const;
     std::map<std::string, AuditSum> past_audits_;  // of workers: by coordinators that are gone, and by the hub itself
+    bool dispute_failed_ = false;
     TimePoint started_;
     TimePoint next_heartbeat_{};
     TimePoint accept_again_{};
