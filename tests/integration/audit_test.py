@@ -9,7 +9,7 @@ from server import free_port
 from swarm import Swarm, bin_dir
 
 N_TOKENS = 400  # enough for a worker that lies in one of 200 answers to lie a dozen times
-N_HONEST = 600  # answers before its first lie: its part of 100 tokens
+N_HONEST = 300  # answers before its first lie: its part of 50 tokens
 TEXT = completion("Q8_0", N_TOKENS, sampling=("--temp", 0))
 
 
@@ -18,10 +18,10 @@ def start_liar(swarm, name="liar", *how):
     return swarm.start(name, [bin_dir() / "lying_worker", name, *(how or (N_HONEST,))], LINKCPP_HUB=swarm.line)
 
 
-def start_honest_and_liar(swarm, *arguments):
+def start_honest_and_liar(swarm, *arguments, lies_in=200):
     swarm.serve(models.path_of("Q8_0"), *arguments)
     swarm.join("honest")
-    liar = start_liar(swarm)
+    liar = start_liar(swarm, "liar", N_HONEST, 1 / lies_in)
     swarm.wait_status(lambda s: sum(w["state"] == "ready" and w["slices"] > 0 for w in s["workers"]) == 2, "two workers")
     swarm.wait_covered()
     return liar
@@ -127,9 +127,9 @@ class Admission(SwarmTest):
 
 
 class Liar(SwarmTest):
-    def check_every_pair(self, serve=(), options=()):
+    def check_every_pair(self, serve=(), options=(), lies_in=200):
         """--audit 1: the first lie is the last, and the text is the honest one to the end."""
-        liar = start_honest_and_liar(self.swarm, *serve)
+        liar = start_honest_and_liar(self.swarm, *serve, lies_in=lies_in)
         honest = self.assert_ran(self.swarm.alone("llama-completion", *TEXT)).out()
         process = self.assert_ran(self.swarm.exec("llama-completion", *TEXT, options=("--audit", 1, *options)))
         self.assertEqual(process.out(), honest)
@@ -146,11 +146,12 @@ class Liar(SwarmTest):
         process = self.check_every_pair()
         self.assertRegex(process.err(), "worker liar computes wrong .*computed again")
 
-    def test_checked_by_another_holder_the_text_is_the_honest_one(self):
-        self.check_every_pair(serve=("--replicas", 2))
+    def test_held_by_two_and_checked_by_the_coordinator_the_text_is_the_honest_one(self):
+        # Of two holders one may get little to answer: it lies more often.
+        self.check_every_pair(serve=("--replicas", 2), lies_in=20)
 
-    def test_checked_by_another_holder_alone_the_hub_rules_and_the_text_is_the_honest_one(self):
-        self.check_every_pair(serve=("--replicas", 2), options=("--no-local-experts",))
+    def test_checked_by_another_holder_the_hub_rules_and_the_text_is_the_honest_one(self):
+        self.check_every_pair(serve=("--replicas", 2), options=("--no-local-experts",), lies_in=20)
 
     def test_of_what_nobody_else_can_check_the_hub_rules_first(self):
         start_honest_and_liar(self.swarm)
