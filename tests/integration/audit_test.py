@@ -131,8 +131,11 @@ class Liar(SwarmTest):
         """--audit 1: the first lie is the last, and the text is the honest one to the end."""
         liar = start_honest_and_liar(self.swarm, *serve, lies_in=lies_in)
         honest = self.assert_ran(self.swarm.alone("llama-completion", *TEXT)).out()
-        process = self.assert_ran(self.swarm.exec("llama-completion", *TEXT, options=("--audit", 1, *options)))
-        self.assertEqual(process.out(), honest)
+        for _ in range(10):  # of two holders one may get nothing to answer in a run
+            process = self.assert_ran(self.swarm.exec("llama-completion", *TEXT, options=("--audit", 1, *options)))
+            self.assertEqual(process.out(), honest)
+            if liar.out():
+                break
         found = in_quarantine(self.swarm, "liar")
         self.assertRegex(found["why"], r"an audit of layer \d+, expert \d+: off by")
         self.assertRegex(found["in_doubt_since"], r"^\d{4}-\d\d-\d\dT")
