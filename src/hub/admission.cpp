@@ -76,6 +76,7 @@ void Admission::joined(const std::string& worker, const std::string& name) {
     TrustRecord& record = records_[worker];
     record.name = name;
     record.n_probes = 0;
+    if (record.trust != Trust::quarantined) { record.why.clear(); }
     record.probed = nothing(model_);
 }
 
