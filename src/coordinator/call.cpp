@@ -313,6 +313,14 @@ const float* Dispatcher::Call::row_data(std::uint32_t row) const {
     return work_.rows + row / work_.n_used * work_.token_stride + row % work_.n_used * work_.slot_stride;
 }
 
+std::vector<float> Dispatcher::Call::gather(std::span<const std::uint32_t> positions) const {
+    std::vector<float> rows(positions.size() * work_.n_in);
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+        std::copy_n(row_data(row_of(positions[i])), work_.n_in, rows.data() + i * work_.n_in);
+    }
+    return rows;
+}
+
 void Dispatcher::Call::copy_rows(std::span<const std::uint32_t> rows, const wire::ComputeRequest& header,
                                  std::span<std::byte> to) const {
     for (const std::uint32_t row : rows) {
@@ -366,11 +374,8 @@ Status Dispatcher::Call::compute_local() {
     local_.clear();
     for (const Task& task : tasks) {
         const std::size_t n_pairs = task.positions.size();
-        std::vector<float> rows(n_pairs * work_.n_in);
+        const std::vector<float> rows = gather(task.positions);
         std::vector<float> results(n_pairs * work_.n_out);
-        for (std::size_t i = 0; i < n_pairs; ++i) {
-            std::copy_n(row_data(row_of(task.positions[i])), work_.n_in, rows.data() + i * work_.n_in);
-        }
         LINKCPP_CHECK(d_.local_->compute(work_.layer, work_.product, task.expert, rows, results));
         for (std::size_t i = 0; i < n_pairs; ++i) {
             deliver(task.positions[i], reinterpret_cast<const std::byte*>(results.data() + i * work_.n_out), nullptr);

@@ -55,6 +55,8 @@ class Dispatcher::Call {
     std::uint32_t n_all_rows() const { return has_own_rows() ? work_.n_tokens * work_.n_used : work_.n_tokens; }
     std::uint32_t row_of(std::uint32_t position) const { return has_own_rows() ? position : position / work_.n_used; }
     const float* row_data(std::uint32_t row) const;
+    // The rows of pairs, one for each.
+    std::vector<float> gather(std::span<const std::uint32_t> positions) const;
     void copy_rows(std::span<const std::uint32_t> rows, const wire::ComputeRequest& header,
                    std::span<std::byte> to) const;
 

@@ -67,11 +67,8 @@ Status Dispatcher::Call::compute_checks() {
     local_checks_.clear();
     if (d_.checker_ == nullptr) { return {}; }  // they stay without a row
     for (const Task& task : tasks) {
-        std::vector<float> rows(task.positions.size() * work_.n_in);
+        const std::vector<float> rows = gather(task.positions);
         std::vector<float> results(task.positions.size() * work_.n_out);
-        for (std::size_t i = 0; i < task.positions.size(); ++i) {
-            std::copy_n(row_data(row_of(task.positions[i])), work_.n_in, rows.data() + i * work_.n_in);
-        }
         const Status computed = d_.checker_->compute(work_.layer, work_.product, task.expert, rows, results);
         if (!computed) {
             log_warn("an audit cannot be computed here: {}", computed.error().message);

@@ -21,17 +21,7 @@ Result<std::unique_ptr<LocalExperts>> LocalExperts::open(const std::filesystem::
 }
 
 Result<Bytes> LocalExperts::slice(std::uint32_t layer, std::uint32_t expert) const {
-    const model::MoeLayer* described = manifest_.model.find(layer);
-    const Digest* expected = manifest_.slice(layer, expert);
-    if (described == nullptr || expected == nullptr) {
-        return fail(ErrorKind::not_found, "layer {} has no expert {}", model::layer_name(layer), expert);
-    }
-    LINKCPP_TRY(Bytes slice, model::read_slice(file_, *described, expert));
-    if (sha256(slice) != *expected) {
-        return fail(ErrorKind::corrupt, "{}: expert {} of layer {} has other bytes than the model that is served",
-                    file_.path().string(), expert, layer);
-    }
-    return slice;
+    return model::read_slice(file_, manifest_, layer, expert);
 }
 
 Result<std::uint32_t> LocalExperts::hold(const model::MoeLayer& layer, std::uint32_t expert) {

@@ -37,12 +37,6 @@ bool has_any(const plan::ExpertSet& experts) {
     return std::ranges::find(experts, true) != experts.end();
 }
 
-plan::Holdings nothing(const model::MoeModel& model) {
-    plan::Holdings holdings;
-    for (const model::MoeLayer& layer : model.layers) { holdings.emplace_back(layer.n_expert, false); }
-    return holdings;
-}
-
 }  // namespace
 
 std::string_view to_string(Trust trust) {
@@ -67,7 +61,7 @@ void Admission::restore(std::map<std::string, TrustRecord> quarantined) {
     records_ = std::move(quarantined);
     for (auto& [id, record] : records_) {
         record.trust = Trust::quarantined;
-        record.probed = nothing(model_);
+        record.probed = plan::nothing(model_);
     }
 }
 
@@ -77,7 +71,7 @@ void Admission::joined(const std::string& worker, const std::string& name) {
     record.name = name;
     record.n_probes = 0;
     if (record.trust != Trust::quarantined) { record.why.clear(); }
-    record.probed = nothing(model_);
+    record.probed = plan::nothing(model_);
 }
 
 void Admission::left(const std::string& worker) {
@@ -294,7 +288,7 @@ bool Admission::quarantine(const std::string& worker, const std::string& why, st
     if (record.trust == Trust::quarantined) { return false; }
     if (is_new) {  // it is away: when it comes it is known
         record.name = worker.substr(0, kShortId);
-        record.probed = nothing(model_);
+        record.probed = plan::nothing(model_);
     }
     // A worker that is wrong now and then passes most checks: all of its work is in doubt since it was admitted.
     record.in_doubt_since = record.trust == Trust::admitted ? record.since : 0;

@@ -52,7 +52,9 @@ void Judge::run(const std::stop_token& stop) {
 }
 
 Judgement Judge::decide(const ProbeAnswer& answer) const {
-    const auto read_slice = [&](std::uint32_t expert) { return read(*answer.layer, expert); };
+    const auto read_slice = [&](std::uint32_t expert) {
+        return model::read_slice(file_, manifest_, answer.layer->layer, expert);
+    };
     // Who waits to be admitted gets all processors; else a program that decodes here has them.
     const unsigned n_threads = answer.first ? 0 : 1;
     return JudgedProbe{
@@ -86,20 +88,10 @@ Result<std::vector<trust::RowFit>> Judge::rule(const wire::fb::DisputeT& dispute
         if (expert >= layer->n_expert) {
             return fail(ErrorKind::invalid, "layer {} has no expert {}", dispute.layer, expert);
         }
-        LINKCPP_TRY(slices.emplace_back(), read(*layer, expert));
+        LINKCPP_TRY(slices.emplace_back(), model::read_slice(file_, manifest_, layer->layer, expert));
         terms.push_back({slices.back(), is_sum ? dispute.weights[i] : 1});
     }
     return trust::rule(*layer, terms, input, rows, dispute.halves ? trust::kHalfTolerance : trust::Tolerance{});
-}
-
-Result<Bytes> Judge::read(const model::MoeLayer& layer, std::uint32_t expert) const {
-    const Digest* expected = manifest_.slice(layer.layer, expert);
-    LINKCPP_TRY(Bytes slice, model::read_slice(file_, layer, expert));
-    if (expected == nullptr || sha256(slice) != *expected) {
-        return fail(ErrorKind::corrupt, "{}: expert {} of layer {} has other bytes than when this hub was started",
-                    file_.path().string(), expert, layer.layer);
-    }
-    return slice;
 }
 
 }  // namespace linkcpp::hub

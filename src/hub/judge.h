@@ -56,8 +56,6 @@ class Judge {
     Judgement decide(const ProbeAnswer& answer) const;
     Judgement decide(JudgedDispute dispute) const;
     Result<std::vector<trust::RowFit>> rule(const wire::fb::DisputeT& dispute) const;
-    // A slice whose bytes are those of the manifest. Errors: corrupt (the file has changed), those of read_slice().
-    Result<Bytes> read(const model::MoeLayer& layer, std::uint32_t expert) const;
 
     const model::GgufFile& file_;
     const model::Manifest& manifest_;

@@ -21,12 +21,6 @@ plan::Holdings combine(const plan::Holdings& a, const plan::Holdings& b, const a
     return out;
 }
 
-plan::Holdings nothing(const model::MoeModel& model) {
-    plan::Holdings holdings;
-    for (const model::MoeLayer& layer : model.layers) { holdings.emplace_back(layer.n_expert, false); }
-    return holdings;
-}
-
 plan::Holdings both(const plan::Holdings& a, const plan::Holdings& b) {
     return combine(a, b, [](bool x, bool y, std::size_t, std::size_t) { return x && y; });
 }
@@ -42,10 +36,10 @@ void Swarm::joined(const std::string& id, const fb::HelloT& hello, TimePoint now
     WorkerRecord& worker = entry->second;
     if (is_new) {
         worker.id = id;
-        worker.share = worker.assigned = nothing(model_);
+        worker.share = worker.assigned = plan::nothing(model_);
     }
     // Whoever it was before, it holds nothing until it says so, and can do nothing until it has shown it.
-    worker.ready = worker.proven = nothing(model_);
+    worker.ready = worker.proven = plan::nothing(model_);
     worker.hello = hello;
     worker.hello.token.clear();
     worker.connected = true;
@@ -53,7 +47,7 @@ void Swarm::joined(const std::string& id, const fb::HelloT& hello, TimePoint now
     worker.shard = {};
     worker.retry_at = {};
     // A worker that is back gets its assignment again under a new epoch; placement only changes for a new one.
-    worker.assigned = nothing(model_);
+    worker.assigned = plan::nothing(model_);
     must_place_ = true;
     changed_at_ = now;
 }
@@ -63,7 +57,7 @@ void Swarm::left(const std::string& id, TimePoint now) {
     if (found == workers_.end() || !found->second.connected) { return; }
     found->second.connected = false;
     found->second.left_at = now;
-    found->second.ready = found->second.proven = nothing(model_);
+    found->second.ready = found->second.proven = plan::nothing(model_);
 }
 
 void Swarm::said_goodbye(const std::string& id, TimePoint now) {
@@ -106,7 +100,7 @@ void Swarm::failed(const std::string& id, const std::string& why, TimePoint now)
     const auto found = workers_.find(id);
     if (found == workers_.end()) { return; }
     ask_again_later(found->second, why, now);
-    found->second.ready = found->second.proven = nothing(model_);
+    found->second.ready = found->second.proven = plan::nothing(model_);
 }
 
 void Swarm::ask_again_later(WorkerRecord& worker, const std::string& why, TimePoint now) {
@@ -115,7 +109,7 @@ void Swarm::ask_again_later(WorkerRecord& worker, const std::string& why, TimePo
     log_warn("worker {} {}; its slices go elsewhere, it is asked again in {:.0f} s", worker.hello.name, why,
              to_seconds(pause));
     worker.retry_at = now + pause;
-    worker.share = worker.assigned = nothing(model_);
+    worker.share = worker.assigned = plan::nothing(model_);
     must_place_ = true;
     changed_at_ = now;
 }
@@ -126,7 +120,7 @@ void Swarm::set_quarantined(const std::string& id, bool quarantined, TimePoint n
     WorkerRecord& worker = found->second;
     worker.quarantined = quarantined;
     worker.must_assign = true;
-    worker.share = worker.ready = worker.proven = nothing(model_);
+    worker.share = worker.ready = worker.proven = plan::nothing(model_);
     must_place_ = true;
     changed_at_ = now;
 }
@@ -222,7 +216,7 @@ plan::Holdings Swarm::share_and_orphans(const WorkerRecord& worker) const {
 }
 
 plan::Holdings Swarm::routable(const WorkerRecord& worker) const {
-    return worker.connected && !worker.quarantined ? both(worker.ready, worker.proven) : nothing(model_);
+    return worker.connected && !worker.quarantined ? both(worker.ready, worker.proven) : plan::nothing(model_);
 }
 
 plan::Holdings Swarm::unproven(const WorkerRecord& worker) const {
@@ -285,7 +279,7 @@ std::uint64_t Swarm::total_slices() const {
 }
 
 std::uint64_t Swarm::missing_slices() const {
-    plan::Holdings live = nothing(model_);
+    plan::Holdings live = plan::nothing(model_);
     for (const auto& [id, worker] : workers_) {
         live = combine(live, routable(worker), [](bool a, bool b, std::size_t, std::size_t) { return a || b; });
     }

@@ -297,4 +297,18 @@ Result<Bytes> read_slice(const GgufFile& file, const MoeLayer& layer, std::uint3
     return slice;
 }
 
+Result<Bytes> read_slice(const GgufFile& file, const Manifest& manifest, std::uint32_t layer, std::uint32_t expert) {
+    const MoeLayer* described = manifest.model.find(layer);
+    const Digest* expected = manifest.slice(layer, expert);
+    if (described == nullptr || expected == nullptr) {
+        return fail(ErrorKind::not_found, "layer {} has no expert {}", layer_name(layer), expert);
+    }
+    LINKCPP_TRY(Bytes slice, read_slice(file, *described, expert));
+    if (sha256(slice) != *expected) {
+        return fail(ErrorKind::corrupt, "{}: expert {} of layer {} has other bytes than the model that is served",
+                    file.path().string(), expert, layer);
+    }
+    return slice;
+}
+
 }  // namespace linkcpp::model

@@ -52,5 +52,7 @@ Result<Manifest> load_or_make_manifest(const GgufFile& file);
 
 // Reads one slice: its slabs concatenated, MoeLayer::slice_bytes() long. Errors: not_found, failed, corrupt.
 Result<Bytes> read_slice(const GgufFile& file, const MoeLayer& layer, std::uint32_t expert);
+// The same where its bytes must be those of the manifest. Errors: also corrupt when they are not, saying so.
+Result<Bytes> read_slice(const GgufFile& file, const Manifest& manifest, std::uint32_t layer, std::uint32_t expert);
 
 }  // namespace linkcpp::model

@@ -59,9 +59,7 @@ class Placer {
         : model_(model), holders_(holders), n_replicas_(std::min<std::size_t>(n_replicas, holders.size())) {
         for (const Holder& holder : holders) {
             free_.push_back(holder.memory_bytes);
-            Holdings empty;
-            for (const MoeLayer& layer : model.layers) { empty.emplace_back(layer.n_expert, false); }
-            placement_.holders.push_back(std::move(empty));
+            placement_.holders.push_back(nothing(model));
         }
     }
 
@@ -186,6 +184,12 @@ class Placer {
 
 Placement place(const MoeModel& model, const std::vector<Holder>& holders, std::uint32_t n_replicas) {
     return Placer(model, holders, std::max(1u, n_replicas)).run();
+}
+
+Holdings nothing(const model::MoeModel& model) {
+    Holdings holdings;
+    for (const model::MoeLayer& layer : model.layers) { holdings.emplace_back(layer.n_expert, false); }
+    return holdings;
 }
 
 std::uint64_t bytes_of(const MoeModel& model, const Holdings& holdings) {

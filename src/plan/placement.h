@@ -34,6 +34,8 @@ struct Placement {
 // holders.
 Placement place(const model::MoeModel& model, const std::vector<Holder>& holders, std::uint32_t n_replicas);
 
+// What somebody holds who holds nothing.
+Holdings nothing(const model::MoeModel& model);
 std::uint64_t bytes_of(const model::MoeModel& model, const Holdings& holdings);
 std::uint64_t count(const Holdings& holdings);
 
