@@ -6,7 +6,6 @@
 namespace linkcpp::plan {
 namespace {
 
-using model::MoeLayer;
 using model::MoeModel;
 
 // How many experts of a layer each holder should have: proportional to `weights`, at most `limit` each, `total` in sum
