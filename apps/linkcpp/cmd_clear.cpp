@@ -35,7 +35,8 @@ Status clear(const ClearArguments& options) {
 
 void add_clear(CLI::App& app) {
     auto options = std::make_shared<ClearArguments>();
-    CLI::App* command = app.add_subcommand("clear", "Takes a worker out of quarantine, once its operator trusts it");
+    CLI::App* command =
+        app.add_subcommand("clear", "Takes a worker out of quarantine: it is probed, and serves again if it passes");
     command
         ->add_option("WORKER", options->worker,
                      "Its name, its id, or at least six digits of its beginning (`linkcpp status`)")

@@ -96,11 +96,12 @@ std::string decided_by(const trust::Comparison& comparison) {
 void print_pairs(const std::vector<PairOf>& pairs, bool markdown, std::size_t width) {
     if (markdown) {
         fmt::print(
-            "| a | b | cosine | relative L2 | max abs difference | NMSE | verdict | nearest to its tolerance |\n");
+            "| a | b | sums: cosine | relative L2 | max abs difference | NMSE | verdict | nearest to its tolerance "
+            "|\n");
         fmt::print("|---|---|---|---|---|---|---|---|\n");
     } else {
-        fmt::print("{:<{}}  {:<{}}  {:>13} {:>9} {:>9} {:>9}  {:<13} {}\n", "A", width, "B", width, "COSINE", "REL L2",
-                   "MAX ABS", "NMSE", "VERDICT", "NEAREST TO ITS TOLERANCE");
+        fmt::print("{:<{}}  {:<{}}  {:>13} {:>9} {:>9} {:>9}  {:<13} {}\n", "A", width, "B", width, "SUMS: COSINE",
+                   "REL L2", "MAX ABS", "NMSE", "VERDICT", "NEAREST TO ITS TOLERANCE");
     }
     for (const PairOf& pair : pairs) {
         const expert::Difference& all = pair.comparison.parts.at(headline(pair.comparison)).all;
@@ -137,13 +138,21 @@ void print_entries(const std::vector<Entry>& entries, bool markdown, std::size_t
     }
 }
 
+// An error when two are different: like diff(1), for scripts.
+Status verdict_of(const std::vector<PairOf>& pairs) {
+    const auto n = std::ranges::count(pairs, trust::Verdict::different,
+                                      [](const PairOf& pair) { return pair.comparison.verdict; });
+    if (n == 0) { return {}; }
+    return fail(ErrorKind::failed, "{} of {} different", n, counted(pairs.size(), "pair"));
+}
+
 Status compare(const CompareArguments& options) {
     std::vector<Entry> entries;
+    const auto stem_of = [](const std::string& file) { return std::filesystem::path(file).stem().string(); };
     for (const std::string& file : options.files) {
         LINKCPP_TRY(trust::Record record, trust::read_record(file));
-        const std::string stem = std::filesystem::path(file).stem().string();
-        const bool taken = std::ranges::find(entries, stem, &Entry::label) != entries.end();
-        entries.push_back({one_line(taken ? file : stem), std::move(record)});
+        const bool unique = std::ranges::count(options.files, stem_of(file), stem_of) == 1;
+        entries.push_back({one_line(unique ? stem_of(file) : file), std::move(record)});
     }
     std::vector<PairOf> pairs;
     for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -160,13 +169,13 @@ Status compare(const CompareArguments& options) {
         for (const Entry& entry : entries) { out["records"].push_back(to_json(entry)); }
         for (const PairOf& pair : pairs) { out["pairs"].push_back(to_json(pair)); }
         fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
-        return {};
+        return verdict_of(pairs);
     }
     std::size_t width = 1;
     for (const Entry& entry : entries) { width = std::max(width, entry.label.size()); }
     print_pairs(pairs, options.markdown, width);
     print_entries(entries, options.markdown, width);
-    return {};
+    return verdict_of(pairs);
 }
 
 }  // namespace
@@ -177,10 +186,14 @@ void add_compare(CLI::App& app) {
         app.add_subcommand("compare", "Compares records of `linkcpp probe`, each with each, also of other machines");
     command->add_option("RECORD", options->files, "Records of one probe: the same slices, seed and tokens")
         ->required()
-        ->expected(2, 64);
+        ->expected(2, 64)
+        ->type_name("FILE...");
     auto* json = command->add_flag("--json", options->json, "Machine-readable, with every part");
     command->add_flag("--markdown", options->markdown, "As tables of Markdown")->excludes(json);
     command->footer(
+        "Exit status 1 when two are different. Each of two may be off by its tolerance, so their difference has more "
+        "room\n"
+        "than `linkcpp verify` gives to one.\n"
         "The figures are of all weighted sums as one vector; the verdict is about every row of every part, of which "
         "the\n"
         "last column shows the one nearest to its tolerance: relative L2 (tolerance), largest difference in units of "

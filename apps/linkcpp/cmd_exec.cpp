@@ -28,6 +28,7 @@ struct ExecArguments {
     std::string rows;
     std::string audit;
     std::string listen;
+    std::string advertise;
     bool no_local_experts = false;
     std::string other_models;
     std::vector<std::string> program;
@@ -71,7 +72,8 @@ Status exec(const ExecArguments& options) {
                          .audit = options.audit,
                          .local_experts = !options.no_local_experts,
                          .other_models = options.other_models,
-                         .listen = options.listen};
+                         .listen = options.listen,
+                         .advertise = options.advertise};
     LINKCPP_CHECK(check(plugin));
     LINKCPP_TRY(plugin.hub, find_hub(options.hub));
     plugin.shares_cores = workers_here(plugin.hub);
@@ -117,6 +119,8 @@ void add_exec(CLI::App& app) {
     command->add_option("--listen", options->listen,
                         "Where workers on other machines reach this program, such as 0.0.0.0:7072 "
                         "(default: this machine only)");
+    command->add_option("--advertise", options->advertise,
+                        "Where workers are told to reach it instead, HOST:PORT, if a router passes that on");
     command->add_flag("--no-local-experts", options->no_local_experts,
                       "Never compute an expert here: fail when no worker holds it");
     command

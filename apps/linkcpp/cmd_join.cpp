@@ -30,6 +30,9 @@ struct JoinArguments {
     unsigned n_threads = 0;
 };
 
+// Less holds no expert of any model, and is a unit forgotten.
+constexpr std::uint64_t kLeastMemory = 1u << 10;
+
 // A key of its own for each worker on this machine: the first name "NAME", "NAME-2", … whose key nobody else uses now.
 struct OwnIdentity {
     std::string name;
@@ -75,7 +78,11 @@ Status join(const JoinArguments& options) {
     if (!options.memory.empty()) {
         auto bytes = parse_bytes(options.memory);
         if (!bytes) { return fail_with("--memory", bytes.error()); }
-        worker.memory_bytes = std::max<std::uint64_t>(1, *bytes);
+        if (*bytes < kLeastMemory) {
+            return fail(ErrorKind::invalid, "--memory: expected at least {} such as 4G, got '{}', which is {}",
+                        format_bytes(kLeastMemory), options.memory, format_bytes(*bytes));
+        }
+        worker.memory_bytes = *bytes;
     }
     if (options.store.empty()) {
         LINKCPP_TRY(const std::filesystem::path cache, cache_dir());

@@ -23,7 +23,7 @@ struct ProbeArguments {
     std::string backend;
     std::uint32_t n_tokens = 12;
     std::uint64_t seed = 1;
-    std::string rounding = "none";
+    std::string rounding;
     unsigned n_threads = 0;
     bool quiet = false;
     std::string out;
@@ -37,7 +37,8 @@ Result<expert::Device> device_of(const ProbeArguments& options) {
 
 Status probe_reference(const ProbeArguments& options, const trust::ShardFile& shard, const trust::ProbeInput& input,
                        trust::Record& record) {
-    const auto rounding = expert::rounding_of(options.rounding);
+    const std::string_view name = options.rounding.empty() ? "none" : std::string_view(options.rounding);
+    const auto rounding = expert::rounding_of(name);
     // How sums of 16 bits are added up only the device knows.
     if (!rounding || *rounding == expert::Rounding::f16_sums) {
         std::string names;
@@ -45,13 +46,13 @@ Status probe_reference(const ProbeArguments& options, const trust::ShardFile& sh
             if (each == expert::Rounding::f16_sums) { continue; }
             names += fmt::format("{}{}", names.empty() ? "" : ", ", expert::to_string(each));
         }
-        return fail(ErrorKind::invalid, "--rounding: expected one of {}, got '{}'", names, options.rounding);
+        return fail(ErrorKind::invalid, "--rounding: expected one of {}, got '{}'", names, name);
     }
     LINKCPP_TRY(record.rows,
                 trust::run_reference(shard.layer, shard.read, input, {*rounding, *rounding}, options.n_threads));
     for (const auto& [part, rows] : record.rows) { record.roundings[part] = {*rounding, *rounding}; }
     record.place = {.device = std::string(trust::kReferenceDevice),
-                    .description = fmt::format("double precision, rows rounded as {}", options.rounding),
+                    .description = fmt::format("double precision, rows rounded as {}", name),
                     .backend = std::string(trust::kReferenceDevice),
                     .ggml_version = ggml_version(),
                     .ggml_commit = ggml_commit(),
@@ -98,6 +99,10 @@ Status probe(const ProbeArguments& options) {
                 trust::make_input(shard.layer, shard.experts, options.seed, options.n_tokens));
     LINKCPP_TRY(trust::Record record, trust::begin_record(shard, input));
     const bool is_reference = options.device == trust::kReferenceDevice;
+    if (!is_reference && !options.rounding.empty()) {
+        return fail(ErrorKind::invalid,
+                    "--rounding is of the reference (--device reference): a device rounds as it does");
+    }
     LINKCPP_CHECK(is_reference ? probe_reference(options, shard, input, record)
                                : probe_device(options, shard, input, record));
     LINKCPP_CHECK(trust::write_record(record, options.out));

@@ -15,6 +15,7 @@
 #include "net/socket.h"
 #include "plugin_environment.h"
 #include "process.h"
+#include "restarts.h"
 
 namespace linkcpp::cli {
 namespace {
@@ -104,7 +105,7 @@ class LocalWorkers {
         line_ = line;
         for (unsigned i = 1; i <= options_.n_local_workers; ++i) {
             LINKCPP_TRY(Process process, start_one(i));
-            workers_.push_back({i, std::move(process), now()});
+            workers_.push_back({i, std::move(process), Restarts(now())});
         }
         return {};
     }
@@ -115,26 +116,21 @@ class LocalWorkers {
         for (Worker& worker : workers_) {
             const auto status = worker.process.poll();
             if (!status) { continue; }
-            if (!worker.ended) {
-                worker.ended = now();
-                worker.n_short_lives = *worker.ended - worker.since < kShortLife ? worker.n_short_lives + 1 : 0;
-                if (worker.n_short_lives >= kMaxShortLives && !serving) {
-                    return fail(ErrorKind::failed, "local worker {} ends (status {}) whenever it is started; see above",
-                                worker.number, *status);
-                }
+            worker.restarts.ended(now());
+            if (worker.restarts.n_short_lives() >= Restarts::kMaxShortLives && !serving) {
+                return fail(ErrorKind::failed, "local worker {} ends (status {}) whenever it is started; see above",
+                            worker.number, *status);
             }
-            const Duration pause = kFirstPause * (1 << std::clamp(worker.n_short_lives, 0, kMaxDoublings));
-            if (now() - *worker.ended < pause) { continue; }
+            if (!worker.restarts.due(now())) { continue; }
             log_warn("local worker {} ended with status {}; starting it again", worker.number, *status);
             auto process = start_one(worker.number);
             if (!process) {
                 log_error("{}", process.error().message);
-                worker.ended = now();
+                worker.restarts.failed(now());
                 continue;
             }
             worker.process = *std::move(process);
-            worker.ended.reset();
-            worker.since = now();
+            worker.restarts.started(now());
         }
         return {};
     }
@@ -145,14 +141,8 @@ class LocalWorkers {
     struct Worker {
         unsigned number;
         Process process;
-        TimePoint since;
-        int n_short_lives = 0;
-        std::optional<TimePoint> ended;
+        Restarts restarts;
     };
-    static constexpr Duration kFirstPause = 100ms;
-    static constexpr int kMaxDoublings = 8;
-    static constexpr Duration kShortLife = 5s;
-    static constexpr int kMaxShortLives = 3;
 
     static TimePoint now() { return std::chrono::steady_clock::now(); }
 
@@ -183,6 +173,11 @@ class LocalWorkers {
 // "models/big.gguf" → "big"
 std::string options_name(const std::string& model) {
     return std::filesystem::path(model).stem().string();
+}
+
+// As it is registered with the hub.
+std::string server_name(const Process& server) {
+    return fmt::format("llama-server[{}]", server.pid());
 }
 
 Result<Process> start_server(const ServeArguments& options, const hub::Hub& hub) {
@@ -237,6 +232,20 @@ Status serve(const ServeArguments& options) {
         return fail(ErrorKind::invalid, "--hub-only starts no llama-server that '{}' could be given to",
                     options.server_arguments.front());
     }
+    if (options.hub_only) {
+        const std::array<std::pair<const char*, bool>, 4> for_server{
+            {{"--mode", !options.mode.empty()},
+             {"--rows", !options.rows.empty()},
+             {"--audit", !options.audit.empty()},
+             {"--no-local-experts", options.no_local_experts}}};
+        for (const auto& [name, given] : for_server) {
+            if (!given) { continue; }
+            return fail(ErrorKind::invalid,
+                        "--hub-only starts no llama-server that {} could be for; give it to "
+                        "`linkcpp exec`",
+                        name);
+        }
+    }
     LINKCPP_CHECK(check(PluginOptions{.mode = options.mode, .rows = options.rows, .audit = options.audit}));
     LINKCPP_TRY(const std::uint64_t worker_memory, memory_of_local_worker(options));
     LINKCPP_TRY(hub::HubOptions settings, hub_options(options));
@@ -261,6 +270,9 @@ Status serve(const ServeArguments& options) {
     LINKCPP_CHECK(workers.start(line));
 
     std::optional<Process> server;
+    Restarts restarts(TimePoint{});
+    bool has_served = false;  // llama-server has computed with the swarm: if it ends now, it has crashed
+    bool said_ended = false;
     const TimePoint start = std::chrono::steady_clock::now();
     TimePoint next_line = start + kProgressEvery;
     TimePoint last_progress = start;
@@ -284,14 +296,25 @@ Status serve(const ServeArguments& options) {
         if (server) {
             if (const auto status = server->poll()) {
                 if (*status == 0) { return {}; }
-                if (!server->checked_in()) {
-                    return fail(ErrorKind::failed,
-                                "llama-server ended with status {} without having loaded the swarm plugin; "
-                                "its last lines above say why",
-                                *status);
+                const TimePoint now = std::chrono::steady_clock::now();
+                restarts.ended(now);
+                has_served = has_served || hub->has_computed_for(server_name(*server));
+                if (!has_served || restarts.n_short_lives() >= Restarts::kMaxShortLives) {
+                    return fail(ErrorKind::failed, "llama-server ended with status {}{}; its last lines above say why",
+                                *status, server->checked_in() ? "" : " without having loaded the swarm plugin");
                 }
-                return fail(ErrorKind::failed, "llama-server ended with status {}; its last lines above say why",
-                            *status);
+                if (std::exchange(said_ended, true) == false) {
+                    log_error("llama-server ended with status {}; starting it again, the workers keep what they hold",
+                              *status);
+                }
+                if (!restarts.due(now)) {
+                    stop.sleep(20ms);
+                    continue;
+                }
+                said_ended = false;
+                LINKCPP_TRY(Process started, start_server(options, *hub));
+                server.emplace(std::move(started));
+                restarts.started(now);
             }
             if (!server->checked_in() && std::chrono::steady_clock::now() - start > kWorkerWait) {
                 return fail(ErrorKind::failed, "llama-server has not loaded the swarm plugin; see above");
@@ -307,6 +330,7 @@ Status serve(const ServeArguments& options) {
             }
             LINKCPP_TRY(Process started, start_server(options, *hub));
             server.emplace(std::move(started));
+            restarts.started(std::chrono::steady_clock::now());
         } else if (!options.hub_only && std::chrono::steady_clock::now() - last_progress > kWorkerWait) {
             return fail(ErrorKind::timeout, "the local workers have loaded nothing for {:.0f} s",
                         to_seconds(kWorkerWait));

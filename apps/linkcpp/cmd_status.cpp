@@ -43,11 +43,13 @@ void print_trust(const json& worker) {
     const json& trust = worker["trust"];
     if (trust["state"] == "admitted") {
         fmt::print(
-            "    admitted {}: {} passed, rounds like {}, worst row off by {:.1e} (tolerance {:.0e}); {} audited\n",
+            "    admitted {}: {} passed, rounds like {}; of the last, nearest to its tolerance: {} off by {:.1e} "
+            "({:.0e}); "
+            "{} audited\n",
             trust["since"].get<std::string>(), counted(trust["probes"].get<std::uint64_t>(), "probe"),
-            trust["rounding"].get<std::string>(), trust["worst_row"]["relative_l2"].get<double>(),
-            trust["worst_row"]["tolerance"].get<double>(),
-            counted(worker["audits"]["pairs"].get<std::uint64_t>(), "pair"));
+            trust["rounding"].get<std::string>(), trust["worst_row"]["part"].get<std::string>(),
+            trust["worst_row"]["relative_l2"].get<double>(), trust["worst_row"]["tolerance"].get<double>(),
+            counted(worker["audits"]["pairs"].get<std::uint64_t>(), "result"));
     } else if (trust["state"] == "unproven" && !trust["why"].get<std::string>().empty()) {
         fmt::print("    not admitted: {}\n", trust["why"].get<std::string>());
     }
@@ -57,10 +59,51 @@ void print_quarantine(const json& workers) {
     for (const json& worker : workers) {
         const auto text = [&](const char* key) { return worker[key].is_null() ? "" : worker[key].get<std::string>(); };
         fmt::print("\nquarantine {} ({:.12}) since {}: {}\n", text("name"), text("id"), text("since"), text("why"));
-        fmt::print("    its work {}; `linkcpp clear {:.12}` trusts it again\n",
+        fmt::print("    its work {}; `linkcpp clear {:.12}` lets it be probed and serve again\n",
                    worker["in_doubt_since"].is_null() ? "was never used"
                                                       : fmt::format("since {} is in doubt", text("in_doubt_since")),
                    text("id"));
+    }
+}
+
+// How long a program waits for workers, and what it has made of each that was ever at fault.
+void print_links(const json& coordinator, const json& workers) {
+    const json& twice = coordinator["twice"];
+    if (twice["requests"].get<std::uint64_t>() > 0) {
+        fmt::print("    {} were late and given to another worker, too; it was first {} times\n",
+                   counted(twice["requests"].get<std::uint64_t>(), "request"),
+                   twice["other_first"].get<std::uint64_t>());
+    }
+    for (const json& link : coordinator["links"]) {
+        std::string faults;
+        for (const auto& [fault, n] : link["faults"].items()) {
+            if (n.get<std::uint64_t>() > 0) {
+                faults += fmt::format("{}{} {}x", faults.empty() ? "" : ", ", fault, n.get<std::uint64_t>());
+            }
+        }
+        if (faults.empty() && link["condition"] == "good") { continue; }
+        const auto known = std::ranges::find(workers, link["worker"], [](const json& worker) { return worker["id"]; });
+        const auto name = (known != workers.end() ? (*known)["name"] : link["worker"]).get<std::string>();
+        fmt::print("    worker {:.16}: {}{}{}\n", name, link["condition"].get<std::string>(),
+                   faults.empty() ? "" : "; ", faults);
+    }
+    if (const json& patience = coordinator["patience"]; patience.is_object()) {
+        fmt::print(
+            "    hung after {} s without a sign of life, stuck after {} s without an answer, late by {} s or more\n",
+            patience["hang_s"].get<double>(), patience["stuck_s"].get<double>(), patience["late_s"].get<double>());
+    }
+}
+
+// The last few; --json has more.
+void print_events(const json& events) {
+    constexpr std::size_t kMost = 8;
+    if (events.empty()) { return; }
+    fmt::print("\nevents\n");
+    for (std::size_t i = events.size() - std::min(kMost, events.size()); i < events.size(); ++i) {
+        const json& event = events[i];
+        const auto by = event["by"].get<std::string>();
+        fmt::print("  {}  {}: {}{}\n", event["time"].get<std::string>(), event["worker"].get<std::string>(),
+                   event["text"].get<std::string>(), by == "hub" ? "" : fmt::format(" ({})", by));
     }
 }
 
@@ -106,9 +149,11 @@ void print_status(const json& status) {
                 "    {} of these blocks were single products: see below, or a program that looks at every node\n",
                 products);
         }
+        print_links(coordinator, status["workers"]);
     }
     print_quarantine(status["quarantine"]);
     print_unknown(status["unknown_layers"]);
+    print_events(status["events"]);
 }
 
 // As curl --pinnedpubkey wants it.

@@ -77,6 +77,7 @@ int run(int argc, char** argv) {
     add_join(app);
     add_status(app);
     add_clear(app);
+    add_drain(app);
     add_devices(app);
     add_inspect(app);
     add_manifest(app);

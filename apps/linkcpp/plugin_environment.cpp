@@ -13,9 +13,10 @@ Status check(const PluginOptions& options) {
     if (options.rows == "f16" && mode != "partial") {
         return fail(ErrorKind::invalid, "--rows f16 rounds what is sent: it needs --mode partial");
     }
-    if (!options.audit.empty() && !parse_share(options.audit)) {
-        return fail(ErrorKind::invalid, "--audit: expected a share from 0 to 1, such as 0.001 or 1/1000, got '{}'",
-                    options.audit);
+    const char* audit = options.audit.empty() ? std::getenv("LINKCPP_AUDIT") : options.audit.c_str();
+    if (audit != nullptr && *audit != 0) {
+        const auto share = parse_share(audit);
+        if (!share) { return fail_with(options.audit.empty() ? "LINKCPP_AUDIT" : "--audit", share.error()); }
     }
     return {};
 }
@@ -42,6 +43,7 @@ Result<std::map<std::string, std::string>> plugin_environment(const PluginOption
     set("LINKCPP_AUDIT", options.audit);
     set("LINKCPP_OTHER_MODELS", options.other_models);
     set("LINKCPP_LISTEN", options.listen);
+    set("LINKCPP_ADVERTISE", options.advertise);
     if (!options.local_experts) { environment["LINKCPP_LOCAL_EXPERTS"] = "off"; }
     // Threads that wait by spinning take the cores that local workers need. A short spin still bridges the gaps between
     // llama.cpp's own operations.

@@ -22,6 +22,7 @@ struct PluginOptions {
     bool local_experts = true;
     std::string other_models;   // "here" or "refuse"
     std::string listen;         // empty: loopback
+    std::string advertise;      // empty: what it listens on
     bool shares_cores = false;  // workers run on this machine too
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <tuple>
+#include <utility>
 
 #include <poll.h>
 
@@ -27,16 +28,20 @@ constexpr std::size_t kRequestBytes = 16u << 20;
 // Requests with more pairs are in the experts' order, so that the answer can be computed and sent in parts; smaller
 // ones in the tokens' order, in which several tokens with all their experts make one rectangle.
 constexpr std::size_t kTokenOrderPairs = 32;
-// A holder may take this many times what its work has taken on average before it counts as hung.
-constexpr double kSlack = 8;
-constexpr double kSmoothing = 0.1;
-// How long a holder that has failed is used only when nobody else can: doubled with each failure in a row.
-constexpr Duration kShunned = 500ms;
-constexpr int kMaxShunDoublings = 7;
-constexpr int kForgivenHangUps = 2;
+// So often it is said of a holder that it is late; the figures count each time.
+constexpr Duration kNoteLateEvery = 10s;
 
 TimePoint now() {
     return std::chrono::steady_clock::now();
+}
+
+Fault fault_of(wire::Outcome outcome) {
+    const bool moved = outcome == wire::Outcome::stale_epoch || outcome == wire::Outcome::not_held;
+    return moved ? Fault::moved : Fault::refused;
+}
+
+Fault fault_of(const Error& error) {
+    return error.kind == ErrorKind::corrupt ? Fault::corrupt : Fault::dead;
 }
 
 void add_weighted(std::span<float> sum, const float* row, float weight) {
@@ -50,9 +55,13 @@ Status Dispatcher::Call::run() {
     LINKCPP_CHECK(make_tasks());
     if (mode_ == wire::Mode::partial) { std::ranges::fill(out_, 0.0f); }
     for (auto& holder : d_.holders_) { holder->load = 0; }
-    if (mode_ == wire::Mode::exact) { answered_by_.resize(std::size_t{work_.n_tokens} * work_.n_used); }
+    if (mode_ == wire::Mode::exact) {
+        answered_by_.resize(std::size_t{work_.n_tokens} * work_.n_used);
+        delivered_.resize(answered_by_.size());
+    }
     while (true) {
         d_.refresh();
+        take_next_links();
         LINKCPP_CHECK(assign());
         LINKCPP_CHECK(compute_local());
         LINKCPP_CHECK(compute_checks());
@@ -66,10 +75,6 @@ Status Dispatcher::Call::run() {
     }
     add_partial_sums();
     return {};
-}
-
-Dispatcher::Call::~Call() {
-    for (auto& holder : d_.holders_) { holder->in_flight = 0; }
 }
 
 Status Dispatcher::Call::check_sizes() const {
@@ -124,34 +129,60 @@ double Dispatcher::Call::units_of(const Task& task) const {
 Dispatcher::Holder* Dispatcher::Call::choose(const Task& task) const {
     Holder* best = nullptr;
     double best_time = 0;
-    bool best_is_shunned = false;
+    bool best_is_preferred = false;
     const double units = units_of(task);
+    const TimePoint time_now = now();
     for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
         Holder* holder = d_.by_route_[index];
-        if (holder == nullptr || !holder->usable() || std::ranges::find(task.failed, holder) != task.failed.end()) {
-            continue;
-        }
-        const double speed = mode_ == wire::Mode::partial ? 1 : speed_of(*holder);
-        const double time = (holder->load + units) * speed;
-        // The clock is read only when it matters: this runs for every expert of every layer.
-        const bool is_shunned = holder->shunned_until != TimePoint{} && now() < holder->shunned_until;
-        if (best == nullptr || (best_is_shunned && !is_shunned) ||
-            (best_is_shunned == is_shunned && time < best_time)) {
+        if (holder == nullptr || !holder->usable()) { continue; }
+        const std::pair<const Holder*, std::uint32_t> refusal(holder, d_.routes_->workers[index].epoch);
+        if (std::ranges::find(task.failed, refusal) != task.failed.end()) { continue; }
+        const double time = mode_ == wire::Mode::partial ? holder->load + units
+                                                         : holder->watch.wait_us(time_now) +
+                                                               (holder->load + units) * speed_of(*holder, time_now);
+        const bool is_preferred = holder->watch.preferred(time_now);
+        if (best == nullptr || (is_preferred && !best_is_preferred) ||
+            (is_preferred == best_is_preferred && time < best_time)) {
             best = holder;
             best_time = time;
-            best_is_shunned = is_shunned;
+            best_is_preferred = is_preferred;
         }
     }
-    return best_is_shunned && d_.local_ != nullptr ? nullptr : best;
+    return best != nullptr && !best_is_preferred && d_.local_ != nullptr ? nullptr : best;
 }
 
-double Dispatcher::Call::speed_of(const Holder& holder) const {
-    if (holder.us_per_unit > 0) { return holder.us_per_unit; }
+double Dispatcher::Call::speed_of(const Holder& holder, TimePoint time) const {
+    if (const double speed = holder.watch.us_per_unit(time); speed > 0) { return speed; }
     double fastest = 0;
     for (const auto& other : d_.holders_) {
-        if (other->us_per_unit > 0 && (fastest == 0 || other->us_per_unit < fastest)) { fastest = other->us_per_unit; }
+        const double speed = other->watch.us_per_unit(time);
+        if (speed > 0 && (fastest == 0 || speed < fastest)) { fastest = speed; }
     }
     return fastest > 0 ? fastest : 1;
+}
+
+Dispatcher::Task Dispatcher::Call::whole_task(std::uint16_t expert) const {
+    Task task{.expert = expert, .positions = {}, .failed = {}};
+    const std::uint32_t n_slots = mode_ == wire::Mode::partial ? work_.n_summed : work_.n_used;
+    for (std::uint32_t t = 0; t < work_.n_tokens; ++t) {
+        for (std::uint32_t slot = 0; slot < n_slots; ++slot) {
+            const std::uint32_t position = t * work_.n_used + slot;
+            if (expert_at(position) == expert) { task.positions.push_back(position); }
+        }
+    }
+    return task;
+}
+
+bool Dispatcher::Call::is_done(const Task& task) const {
+    if (mode_ == wire::Mode::partial) { return summed_.contains(task.expert); }
+    return std::ranges::all_of(task.positions, [this](std::uint32_t position) { return delivered_[position]; });
+}
+
+bool Dispatcher::Call::is_in_work(const Task& task) const {
+    const auto is_it = [&](const Task& other) { return other.expert == task.expert && !other.is_check; };
+    return std::ranges::any_of(todo_, is_it) || std::ranges::any_of(local_, is_it) ||
+           std::ranges::any_of(requests_,
+                               [&](const auto& entry) { return std::ranges::any_of(entry.second.tasks, is_it); });
 }
 
 std::vector<Dispatcher::Task>& Dispatcher::Call::tasks_for(Chosen& chosen, Holder* holder) {
@@ -177,10 +208,10 @@ Status Dispatcher::Call::assign() {
         }
     }
     todo_ = std::move(waiting);
-    if (!todo_.empty() && !stalled_since_) { stalled_since_ = now(); }
+    if (!todo_.empty()) { stall_.begin(now()); }
     for (auto& [holder, tasks] : chosen) { send_all(*holder, std::move(tasks)); }
     for (auto& [holder, tasks] : checking) { send_all(*holder, std::move(tasks)); }
-    if (!todo_.empty() && stalled_since_ && now() - *stalled_since_ > d_.options_.coverage_wait) {
+    if (!todo_.empty() && stall_.is_over(now())) {
         return fail(ErrorKind::disconnected,
                     "layer {}: no worker holds expert {} ({} experts lack one) and the coordinator does not compute "
                     "experts itself; is a worker still loading, gone, or in quarantine? See `linkcpp status`",
@@ -194,17 +225,22 @@ std::size_t Dispatcher::Call::bytes_for(std::size_t n_pairs) const {
     return n_pairs * sizeof(wire::Pair) + n_rows * work_.n_in * wire::bytes_per_value(row_type());
 }
 
-void Dispatcher::Call::send_all(Holder& holder, std::vector<Task> tasks) {
+std::uint32_t Dispatcher::Call::epoch_of(const Holder& holder) const {
+    const Routes::Worker* route = d_.routes_->find(holder.id);
+    return route != nullptr ? route->epoch : 0;
+}
+
+void Dispatcher::Call::send_all(Holder& holder, std::vector<Task> tasks, bool is_second) {
     std::vector<Task> batch;
     std::size_t n_pairs = 0;
     const auto flush = [&] {
-        if (!batch.empty()) { send(holder, std::move(batch)); }
+        if (!batch.empty()) { send(holder, std::move(batch), is_second); }
         batch.clear();
         n_pairs = 0;
     };
     for (Task& task : tasks) {
-        if (holder.link == nullptr) {  // lost while sending: back to the others
-            (task.is_check ? local_checks_ : todo_).push_back(std::move(task));
+        if (holder.link == nullptr) {  // lost while sending
+            put_back(std::move(task));
             continue;
         }
         const std::size_t more = n_pairs + task.positions.size();
@@ -214,39 +250,33 @@ void Dispatcher::Call::send_all(Holder& holder, std::vector<Task> tasks) {
         batch.push_back(std::move(task));
     }
     if (holder.link == nullptr) {
-        for (Task& task : batch) { (task.is_check ? local_checks_ : todo_).push_back(std::move(task)); }
+        for (Task& task : batch) { put_back(std::move(task)); }
         return;
     }
     flush();
 }
 
-void Dispatcher::Call::send(Holder& holder, std::vector<Task> tasks) {
-    Request request{.holder = &holder, .tasks = std::move(tasks), .sent = now()};
+void Dispatcher::Call::send(Holder& holder, std::vector<Task> tasks, bool is_second) {
+    Request request{.holder = &holder, .tasks = std::move(tasks), .is_second = is_second, .sent = now()};
     request.is_check = request.tasks.front().is_check;
     const std::vector<wire::Pair> pairs = list_pairs(request);
-    const Routes::Worker* route = d_.routes_->find(holder.id);
     const wire::ComputeRequest header{.id = d_.next_request_++,
                                       .model = d_.model_id_.prefix(),
-                                      .epoch = route != nullptr ? route->epoch : 0,
+                                      .epoch = epoch_of(holder),
                                       .layer = work_.layer,
                                       .n_rows = static_cast<std::uint32_t>(request.rows.size()),
                                       .n_pairs = static_cast<std::uint32_t>(pairs.size()),
                                       .n_in = work_.n_in,
                                       .mode = mode_,
                                       .row_type = row_type(),
-                                      .product = static_cast<std::uint8_t>(work_.product.value_or(model::Role{}))};
-    const double expected_us = holder.us_per_unit * request.units;
-    const Duration patience =
-        holder.us_per_unit > 0 ? d_.options_.hang + std::chrono::microseconds(static_cast<long>(kSlack * expected_us))
-                               : std::max(d_.options_.hang_unmeasured, d_.options_.hang);
-    // Requests wait in line behind those that were sent before them.
-    request.deadline = std::max(now(), holder.in_flight > 0 ? holder.deadline : TimePoint{}) + patience;
-    holder.deadline = request.deadline;
-    ++holder.in_flight;
+                                      .product = static_cast<std::uint8_t>(work_.product.value_or(model::Role{})),
+                                      .deadline_us = holder.watch.deadline_us(request.units, request.sent)};
+    holder.watch.sent(header.id, request.units, n_rows_of(request), request.sent);
+    d_.twice_.earn();
     ++d_.stats_.requests;
     const Request& queued = requests_.emplace(header.id, std::move(request)).first->second;
     if (const Status status = write(*holder.link, header, pairs, queued.rows); !status) {
-        lose(holder, status.error());
+        lose(holder, fault_of(status.error()), status.error());
     }
 }
 
@@ -333,46 +363,127 @@ void Dispatcher::Call::copy_rows(std::span<const std::uint32_t> rows, const wire
     }
 }
 
-void Dispatcher::Call::lose(Holder& holder, const Error& error) {
-    log_warn("worker {}: {}; its work goes to others", holder.name, error.message);
-    shun(holder, error);
-    if (!stalled_since_) { stalled_since_ = now(); }
-    holder.link.reset();
-    holder.in_flight = 0;
+void Dispatcher::Call::lose(Holder& holder, Fault fault, const Error& error) {
+    d_.note(holder, LogLevel::warn, fmt::format("{}; its work goes to others", error.message));
+    holder.was_at_fault = true;
+    holder.watch.lost(fault, now());
+    holder.drop_link();
+    stall_.begin(now());
     for (auto it = requests_.begin(); it != requests_.end();) {
         if (it->second.holder != &holder) {
             ++it;
             continue;
         }
-        give_back(it->second, nullptr);
+        Request request = std::move(it->second);
         it = requests_.erase(it);
+        give_back(request, nullptr);
     }
-}
-
-void Dispatcher::Call::shun(Holder& holder, const Error& error) {
-    ++holder.n_failures;
-    // To be restarted is no fault; to hang up again and again is one.
-    const int n = error.kind == ErrorKind::disconnected ? holder.n_failures - kForgivenHangUps : holder.n_failures;
-    if (n > 0) { holder.shunned_until = now() + kShunned * (1 << std::min(n, kMaxShunDoublings)); }
 }
 
 void Dispatcher::Call::give_back(Request& request, const Holder* refused_by) {
     for (Task& task : request.tasks) {
-        if (task.is_check) {
-            local_checks_.push_back(std::move(task));
-            continue;
-        }
+        if (refused_by != nullptr && !task.is_check) { task.failed.emplace_back(refused_by, epoch_of(*refused_by)); }
+        put_back(std::move(task));
+    }
+}
+
+void Dispatcher::Call::put_back(Task task) {
+    if (task.is_check) {
+        local_checks_.push_back(std::move(task));
+    } else if (!is_done(task) && !is_in_work(task)) {
         for (const std::uint32_t position : task.positions) { checks_.erase(position); }  // drawn anew
         d_.stats_.retries += task.positions.size();
-        if (refused_by != nullptr) { task.failed.push_back(refused_by); }
         todo_.push_back(std::move(task));
     }
+}
+
+void Dispatcher::Call::take_next_links() {
+    for (const auto& holder : d_.holders_) {
+        if (holder->next_link == nullptr) { continue; }
+        const bool is_asked =
+            std::ranges::any_of(requests_, [&](const auto& entry) { return entry.second.holder == holder.get(); });
+        if (is_asked) { lose(*holder, Fault::dead, {ErrorKind::disconnected, "it has dialled again"}); }
+        holder->take_next_link(now());
+    }
+}
+
+void Dispatcher::Call::give_up() {
+    const TimePoint time = now();
+    for (const auto& holder : d_.holders_) {
+        const std::optional<Fault> fault = holder->link != nullptr ? holder->watch.to_give_up(time) : std::nullopt;
+        if (!fault) { continue; }
+        const Patience& patience = d_.options_.patience;
+        lose(*holder, *fault,
+             {ErrorKind::timeout,
+              *fault == Fault::hung
+                  ? fmt::format("no sign of life for {:.2f} s, taken to be hung", to_seconds(patience.hang))
+                  : fmt::format("alive, but without an answer for {:.0f} s more than it should take, "
+                                "taken to be stuck",
+                                to_seconds(patience.stuck))});
+    }
+}
+
+void Dispatcher::Call::ask_others() {
+    const TimePoint time = now();
+    std::vector<std::uint64_t> late;
+    for (const auto& [id, request] : requests_) {
+        if (!request.asked_twice && request.holder->watch.is_late(id, time)) { late.push_back(id); }
+    }
+    for (const std::uint64_t id : late) { ask_others(id); }
+}
+
+void Dispatcher::Call::ask_others(std::uint64_t id) {
+    Request& request = requests_.at(id);
+    if (request.is_check) {  // nobody waits for a second opinion: it is had elsewhere
+        give_back(request, nullptr);
+        requests_.erase(id);
+        return;
+    }
+    Chosen chosen;
+    std::vector<Task> here;
+    for (const Task& task : request.tasks) {
+        if (is_done(task)) { continue; }
+        Task again{.expert = task.expert, .positions = task.positions, .failed = task.failed};
+        again.failed.emplace_back(request.holder, epoch_of(*request.holder));
+        Holder* other = choose(again);
+        if (other != nullptr && !other->watch.is_late(now())) {  // one that rests is better than one that is late
+            tasks_for(chosen, other).push_back(std::move(again));
+        } else if (d_.local_ != nullptr) {
+            here.push_back(std::move(again));
+        }
+    }
+    const std::size_t n_groups = chosen.size() + (here.empty() ? 0 : 1);
+    request.asked_twice = n_groups == 0;
+    // What is summed together stays together: which holder is late must not change the sum.
+    if (n_groups == 0 || (mode_ == wire::Mode::partial && n_groups > 1) || !d_.twice_.spend()) { return; }
+    request.asked_twice = true;
+    ++d_.stats_.twice;
+    if (now() - request.holder->late_noted > kNoteLateEvery) {
+        request.holder->late_noted = now();
+        d_.note(*request.holder, LogLevel::info, "late; what it has not answered in time is given to others, too");
+    }
+    for (auto& [holder, tasks] : chosen) {
+        for (const Task& task : tasks) { holder->load += units_of(task); }
+        send_all(*holder, std::move(tasks), true);
+    }
+    std::ranges::move(here, std::back_inserter(local_));
+}
+
+void Dispatcher::Call::forget_done() {
+    std::erase_if(requests_, [this](const auto& entry) {
+        const Request& request = entry.second;
+        const bool done =
+            !request.is_check && std::ranges::all_of(request.tasks, [this](const Task& task) { return is_done(task); });
+        if (done && !request.is_second) { ++d_.stats_.twice_first; }
+        return done;
+    });
 }
 
 Status Dispatcher::Call::compute_local() {
     std::vector<Task> tasks = std::move(local_);
     local_.clear();
     for (const Task& task : tasks) {
+        if (is_done(task)) { continue; }
         const std::size_t n_pairs = task.positions.size();
         const std::vector<float> rows = gather(task.positions);
         std::vector<float> results(n_pairs * work_.n_out);
@@ -380,8 +491,9 @@ Status Dispatcher::Call::compute_local() {
         for (std::size_t i = 0; i < n_pairs; ++i) {
             deliver(task.positions[i], reinterpret_cast<const std::byte*>(results.data() + i * work_.n_out), nullptr);
         }
-        d_.stats_.pairs += n_pairs;
+        summed_.insert(task.expert);
         d_.stats_.local_pairs += n_pairs;
+        forget_done();
         LINKCPP_CHECK(progress(0ns));
     }
     return {};
@@ -389,28 +501,34 @@ Status Dispatcher::Call::compute_local() {
 
 void Dispatcher::Call::deliver(std::uint32_t position, const std::byte* row, Holder* by) {
     if (mode_ == wire::Mode::exact) {
+        if (delivered_[position]) { return; }
+        delivered_[position] = true;
         answered_by_[position] = by;
         std::memcpy(out_.data() + std::size_t{position} * work_.n_out, row, std::size_t{work_.n_out} * sizeof(float));
-        return;
+    } else {
+        const std::uint32_t token = position / work_.n_used;
+        const float weight = work_.weights[token * work_.weights_stride + position % work_.n_used];
+        add_weighted(out_.subspan(std::size_t{token} * work_.n_out, work_.n_out), reinterpret_cast<const float*>(row),
+                     weight);
     }
-    const std::uint32_t token = position / work_.n_used;
-    const float weight = work_.weights[token * work_.weights_stride + position % work_.n_used];
-    add_weighted(out_.subspan(std::size_t{token} * work_.n_out, work_.n_out), reinterpret_cast<const float*>(row),
-                 weight);
+    ++d_.stats_.pairs;
 }
 
 Status Dispatcher::Call::await() {
-    TimePoint deadline = now() + 1h;
-    for (const auto& [id, request] : requests_) { deadline = std::min(deadline, request.deadline); }
-    if (!todo_.empty()) { deadline = std::min(deadline, now() + 20ms); }
-    return progress(deadline - now());
+    const TimePoint time = now();
+    TimePoint next = time + 1h;
+    for (const auto& holder : d_.holders_) {
+        if (const auto changes = holder->watch.next(time)) { next = std::min(next, *changes); }
+    }
+    if (!todo_.empty()) { next = std::min(next, time + 20ms); }
+    return progress(next - time);
 }
 
 Status Dispatcher::Call::progress(Duration timeout) {
     std::vector<pollfd> entries;
     std::vector<Holder*> holders;
     for (const auto& holder : d_.holders_) {
-        if (holder->link == nullptr || (holder->in_flight == 0 && holder->link->idle())) { continue; }
+        if (holder->link == nullptr || (!holder->watch.busy() && holder->link->idle())) { continue; }
         entries.push_back({holder->link->fd(), holder->link->events(), 0});
         holders.push_back(holder.get());
     }
@@ -418,18 +536,28 @@ Status Dispatcher::Call::progress(Duration timeout) {
     ::poll(entries.data(), entries.size(), to_poll_ms(timeout));
     for (std::size_t i = 0; i < holders.size(); ++i) {
         if (entries[i].revents == 0) { continue; }
-        if (const Status status = serve(*holders[i]); !status) { lose(*holders[i], status.error()); }
+        if (const Status status = serve(*holders[i]); !status) {
+            lose(*holders[i], fault_of(status.error()), status.error());
+        }
     }
-    declare_hung();
+    give_up();
+    ask_others();
     return {};
 }
 
 Status Dispatcher::Call::serve(Holder& holder) {
+    const std::uint64_t before = holder.link->moved();
+    const Status status = read_answers(holder);
+    if (status && holder.link->moved() != before) { holder.watch.heard(now()); }
+    return status;
+}
+
+Status Dispatcher::Call::read_answers(Holder& holder) {
     LINKCPP_CHECK(holder.link->flush());
-    while (holder.in_flight > 0) {
+    while (holder.watch.busy()) {
         LINKCPP_TRY(const std::optional<net::Frame> frame, holder.link->receive());
         if (!frame) { return {}; }
-        if (frame->type == wire::FrameType::control) { continue; }
+        if (frame->type == wire::FrameType::control) { continue; }  // a pulse
         if (frame->type != wire::FrameType::compute_answer) {
             return fail(ErrorKind::corrupt, "sent a request where answers are expected");
         }
@@ -441,55 +569,61 @@ Status Dispatcher::Call::serve(Holder& holder) {
 
 Status Dispatcher::Call::take(Holder& holder, const wire::DecodedAnswer& answer) {
     const wire::ComputeAnswer& header = answer.header;
+    const TimePoint time = now();
+    holder.watch.clock_read(header.clock_us, time);
     const auto found = requests_.find(header.id);
-    if (found == requests_.end() || found->second.holder != &holder) {
+    const bool is_waited_for = found != requests_.end() && found->second.holder == &holder;
+    if (header.outcome != wire::Outcome::done) {
+        const bool is_known = holder.watch.refused(header.id, fault_of(header.outcome), time);
+        if (!is_known || !is_waited_for) {
+            ++d_.stats_.late;
+            return {};
+        }
+        // Where slices move, a request may well be too late.
+        const bool moved = fault_of(header.outcome) == Fault::moved;
+        d_.note(holder, moved ? LogLevel::info : LogLevel::warn,
+                fmt::format("{} (layer {}); its work goes to others", to_string(header.outcome), work_.layer));
+        holder.was_at_fault = !moved;
+        Request request = std::move(found->second);
+        requests_.erase(found);
+        give_back(request, &holder);
+        return {};
+    }
+    if (is_waited_for) {
+        const Request& request = found->second;
+        const std::size_t expected = n_rows_of(request) - request.received;
+        const bool is_new = std::size_t{header.first} + header.n_rows > request.received;
+        if (header.n_rows == 0 || (is_new && (header.n_rows > expected || header.first != request.received)) ||
+            header.n_out != work_.n_out || header.row_type != row_type()) {
+            return fail(ErrorKind::corrupt, "expected at most {} rows of {} from {} on, got {} of {} from {} on",
+                        expected, work_.n_out, request.received, header.n_rows, header.n_out, header.first);
+        }
+    }
+    const HolderWatch::Rows rows =
+        holder.watch.rows_came(header.id, header.first, header.n_rows, header.compute_us, time);
+    if (rows == HolderWatch::Rows::unknown || !is_waited_for) {
         ++d_.stats_.late;
         return {};
     }
     Request& request = found->second;
-    if (header.outcome != wire::Outcome::done) {
-        log_warn("worker {}: {} (layer {}); its work goes to others", holder.name, to_string(header.outcome),
-                 work_.layer);
-        shun(holder, {ErrorKind::failed, {}});
-        give_back(request, &holder);
-        finish(holder, found);
-        return {};
-    }
-    const std::size_t expected = n_rows_of(request) - request.received;
-    if (header.n_rows == 0 || header.n_rows > expected || header.first != request.received ||
-        header.n_out != work_.n_out || header.row_type != row_type()) {
-        return fail(ErrorKind::corrupt, "expected at most {} rows of {} from {} on, got {} of {} from {} on", expected,
-                    work_.n_out, request.received, header.n_rows, header.n_out, header.first);
-    }
     take_rows(request, answer);
-    request.compute_us += header.compute_us;
     d_.stats_.compute_us += header.compute_us;
-    if (header.n_rows < expected) {
-        request.deadline = std::max(request.deadline, now() + d_.options_.hang);  // it is at work
-        return {};
-    }
-    holder.n_failures = 0;
-    holder.shunned_until = {};
-    stalled_since_.reset();
-    if (!request.is_check) { d_.stats_.pairs += request.positions.size(); }
-    const double us_per_unit = std::max(1.0, static_cast<double>(request.compute_us)) / request.units;
-    holder.us_per_unit =
-        holder.us_per_unit == 0 ? us_per_unit : (1 - kSmoothing) * holder.us_per_unit + kSmoothing * us_per_unit;
+    if (rows == HolderWatch::Rows::more_to_come) { return {}; }
+    if (std::exchange(holder.was_at_fault, false)) { d_.note(holder, LogLevel::info, "answers again"); }
+    stall_.end();
     if (mode_ == wire::Mode::partial) {
+        d_.stats_.pairs += request.positions.size();
+        for (const Task& task : request.tasks) { summed_.insert(task.expert); }
         partial_.push_back({request.holder, request.tasks.front().expert, std::move(request.positions),
                             std::move(request.rows), std::move(request.sums)});
     }
-    finish(holder, found);
+    requests_.erase(found);
+    forget_done();
     return {};
 }
 
 std::size_t Dispatcher::Call::n_rows_of(const Request& request) const {
     return mode_ == wire::Mode::exact ? request.positions.size() : request.rows.size();
-}
-
-void Dispatcher::Call::finish(Holder& holder, std::map<std::uint64_t, Request>::iterator request) {
-    requests_.erase(request);
-    --holder.in_flight;
 }
 
 void Dispatcher::Call::take_rows(Request& request, const wire::DecodedAnswer& answer) {
@@ -526,19 +660,6 @@ void Dispatcher::Call::add_partial_sums() {
         for (std::size_t i = 0; i < sums.tokens.size(); ++i) {
             add_weighted(out_.subspan(std::size_t{sums.tokens[i]} * work_.n_out, work_.n_out),
                          sums.rows.data() + i * work_.n_out, 1.0f);
-        }
-    }
-}
-
-void Dispatcher::Call::declare_hung() {
-    const TimePoint time = now();
-    for (const auto& holder : d_.holders_) {
-        if (holder->link == nullptr || holder->in_flight == 0) { continue; }
-        for (const auto& [id, request] : requests_) {
-            if (request.holder != holder.get() || time < request.deadline) { continue; }
-            lose(*holder, {ErrorKind::timeout, fmt::format("no answer within {:.2f} s, taken to be hung",
-                                                           to_seconds(time - request.sent))});
-            break;
         }
     }
 }

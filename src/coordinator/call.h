@@ -17,9 +17,7 @@ namespace linkcpp::coordinator {
 class Dispatcher::Call {
   public:
     Call(Dispatcher& owner, const Work& work, wire::Mode mode, std::span<float> out)
-        : d_(owner), work_(work), mode_(mode), out_(out) {}
-    // Holders keep no request of a call that is over.
-    ~Call();
+        : d_(owner), work_(work), mode_(mode), out_(out), stall_(owner.options_.patience.coverage) {}
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
 
@@ -34,18 +32,26 @@ class Dispatcher::Call {
     // The holder that would finish a task first; in partial mode by load alone, so that the groups that are summed
     // together follow from the placement and never from timing.
     Holder* choose(const Task& task) const;
+    // All pairs of one expert: its task.
+    Task whole_task(std::uint16_t expert) const;
+    // Its pairs have come, from whoever was first.
+    bool is_done(const Task& task) const;
+    // Somebody is at it.
+    bool is_in_work(const Task& task) const;
     double units_of(const Task& task) const;
     // Requests for what was chosen; gives those whose holder is lost on the way back.
     using Chosen = std::vector<std::pair<Holder*, std::vector<Task>>>;
     static std::vector<Task>& tasks_for(Chosen& chosen, Holder* holder);
     // Microseconds a unit; an unmeasured holder is taken to be as fast as the fastest.
-    double speed_of(const Holder& holder) const;
+    double speed_of(const Holder& holder, TimePoint time) const;
     Status assign();
+    std::uint32_t epoch_of(const Holder& holder) const;
     // At most: tokens that several pairs share are sent once.
     std::size_t bytes_for(std::size_t n_pairs) const;
     wire::RowType row_type() const { return mode_ == wire::Mode::partial ? d_.options_.row_type : wire::RowType::f32; }
-    void send_all(Holder& holder, std::vector<Task> tasks);
-    void send(Holder& holder, std::vector<Task> tasks);
+    // `is_second`: somebody else is at it already, and late.
+    void send_all(Holder& holder, std::vector<Task> tasks, bool is_second = false);
+    void send(Holder& holder, std::vector<Task> tasks, bool is_second);
     Status write(net::Link& link, const wire::ComputeRequest& header, std::span<const wire::Pair> pairs,
                  std::span<const std::uint32_t> rows);
     // The pairs of the request's tasks in the order in which they are sent; fills in its positions, rows and units.
@@ -60,13 +66,20 @@ class Dispatcher::Call {
     void copy_rows(std::span<const std::uint32_t> rows, const wire::ComputeRequest& header,
                    std::span<std::byte> to) const;
 
-    // ---- what goes wrong
+    // ---- what goes wrong (recovery.h has the rules)
     // The holder's link is given up; what it had goes back to be assigned anew.
-    void lose(Holder& holder, const Error& error);
+    void lose(Holder& holder, Fault fault, const Error& error);
     void give_back(Request& request, const Holder* refused_by);
-    // Others are preferred to a holder that has failed, the longer the more often it has failed in a row.
-    static void shun(Holder& holder, const Error& error);
-    void declare_hung();
+    // To be assigned anew, unless it is done or somebody else is at it.
+    void put_back(Task task);
+    // Links that have come in the place of others that work was sent on.
+    void take_next_links();
+    void give_up();
+    // Work that is late is given to others, too.
+    void ask_others();
+    void ask_others(std::uint64_t id);
+    // Requests whose work somebody else has done are waited for no more.
+    void forget_done();
 
     // ---- audit
     // Another's row of a pair that some holder computes.
@@ -110,9 +123,9 @@ class Dispatcher::Call {
     // Writes and reads what is ready, waiting at most `timeout` for the first of it.
     Status progress(Duration timeout);
     Status serve(Holder& holder);
+    Status read_answers(Holder& holder);
     Status take(Holder& holder, const wire::DecodedAnswer& answer);
     std::size_t n_rows_of(const Request& request) const;
-    void finish(Holder& holder, std::map<std::uint64_t, Request>::iterator request);
     void take_rows(Request& request, const wire::DecodedAnswer& answer);
     // Partial sums are added when all are there, in an order that does not depend on who was first.
     void add_partial_sums();
@@ -135,11 +148,13 @@ class Dispatcher::Call {
     std::vector<Task> local_;  // to be computed here
     std::map<std::uint64_t, Request> requests_;
     std::vector<PartialSums> partial_;
-    std::map<std::uint32_t, Check> checks_;   // by position
-    std::vector<Task> local_checks_;          // to be computed here
-    std::vector<Holder*> answered_by_;        // by position; exact mode
-    std::set<std::uint32_t> drawn_;           // positions; partial mode
-    std::optional<TimePoint> stalled_since_;  // work was lost or found no holder, and no answer has come since
+    std::map<std::uint32_t, Check> checks_;  // by position
+    std::vector<Task> local_checks_;         // to be computed here
+    std::vector<Holder*> answered_by_;       // by position; exact mode
+    std::set<std::uint32_t> drawn_;          // positions; partial mode
+    std::vector<bool> delivered_;            // by position; exact mode
+    std::set<std::uint16_t> summed_;         // experts; partial mode
+    Stall stall_;
 };
 
 }  // namespace linkcpp::coordinator

@@ -49,9 +49,11 @@ void Dispatcher::Call::draw_checks(const Task& task, const Holder* holder, Chose
         return;
     }
     Holder* by = nullptr;
+    const TimePoint time = std::chrono::steady_clock::now();
     for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
         Holder* other = d_.by_route_[index];
-        const bool can = other != nullptr && other != holder && other->usable() && other->n_failures == 0;
+        const bool can = other != nullptr && other != holder && other->usable() &&
+                         other->watch.failures_in_a_row() == 0 && other->watch.preferred(time);
         if (can && (by == nullptr || other->load < by->load)) { by = other; }
     }
     if (by == nullptr) {
@@ -276,25 +278,22 @@ void Dispatcher::Call::take_verdict(const fb::VerdictT& verdict, std::size_t i, 
 void Dispatcher::Call::accuse(Holder& holder, const std::string& why) {
     log_error("worker {} computes wrong ({}); it is not used any more, and this layer's part of it is computed again",
               holder.name, why);
-    const Routes::Worker* route = d_.routes_->find(holder.id);
     holder.distrusted = true;
-    holder.distrusted_epoch = route != nullptr ? route->epoch : 0;
-    std::map<std::uint16_t, Task> again;
-    const auto take_back = [&](std::uint32_t position) {
-        Task& task = again[expert_at(position)];
-        task.expert = expert_at(position);
-        task.positions.push_back(position);
-        ++d_.stats_.retries;
-    };
+    holder.distrusted_epoch = epoch_of(holder);
+    // Whole experts, or a kernel would see another batch than one process would show it.
+    std::set<std::uint16_t> again;
     for (std::uint32_t position = 0; position < answered_by_.size(); ++position) {
-        if (answered_by_[position] == &holder) { take_back(position); }
+        if (answered_by_[position] != &holder) { continue; }
+        delivered_[position] = false;
+        again.insert(expert_at(position));
     }
     for (const PartialSums& sums : partial_) {
-        if (sums.by == &holder) { std::ranges::for_each(sums.positions, take_back); }
+        if (sums.by != &holder) { continue; }
+        for (const std::uint32_t position : sums.positions) { again.insert(expert_at(position)); }
     }
-    for (auto& [expert, task] : again) {
-        std::ranges::sort(task.positions);
-        todo_.push_back(std::move(task));
+    for (const std::uint16_t expert : again) {
+        summed_.erase(expert);
+        put_back(whole_task(expert));
     }
 }
 

@@ -7,8 +7,30 @@
 #include "coordinator/call.h"
 
 namespace linkcpp::coordinator {
+namespace {
 
-Dispatcher::Dispatcher(DispatchOptions options) : options_(options), auditor_(options.audit, std::random_device{}()) {}
+// That wait while the hub is away.
+constexpr std::size_t kMaxNotices = 256;
+constexpr Duration kNoteLinksEvery = std::chrono::milliseconds(200);
+
+}  // namespace
+
+Dispatcher::Dispatcher(DispatchOptions options)
+    : options_(options), twice_(options.patience.twice), auditor_(options.audit, std::random_device{}()) {}
+
+void Dispatcher::Holder::drop_link() {
+    if (link == nullptr) { return; }
+    past_bytes_in += link->counters().bytes_in;
+    past_bytes_out += link->counters().bytes_out;
+    link.reset();
+}
+
+void Dispatcher::Holder::take_next_link(TimePoint now) {
+    if (next_link == nullptr) { return; }
+    drop_link();
+    link = std::move(next_link);
+    watch.connected(now);
+}
 
 void Dispatcher::set_manifest(std::shared_ptr<const model::Manifest> manifest, const Digest& id) {
     const std::lock_guard lock(inbox_mutex_);
@@ -55,6 +77,40 @@ std::map<std::string, AuditCount> Dispatcher::audits() const {
     return audits_;
 }
 
+std::map<std::string, LinkReport> Dispatcher::links() const {
+    const std::lock_guard lock(notes_mutex_);
+    return links_;
+}
+
+std::vector<Notice> Dispatcher::take_notices() {
+    const std::lock_guard lock(notes_mutex_);
+    return std::exchange(notices_, {});
+}
+
+void Dispatcher::note(const Holder& holder, LogLevel level, std::string text) {
+    log_line(level, fmt::format("worker {}: {}", holder.name, text));
+    const std::lock_guard lock(notes_mutex_);
+    if (notices_.size() < kMaxNotices) { notices_.push_back({holder.id, std::move(text)}); }
+}
+
+void Dispatcher::note_links() {
+    const TimePoint time = std::chrono::steady_clock::now();
+    if (time - links_noted_ < kNoteLinksEvery) { return; }
+    links_noted_ = time;
+    const std::lock_guard lock(notes_mutex_);
+    for (const auto& holder : holders_) {
+        LinkReport& report = links_[holder->id];
+        using Condition = wire::fb::LinkCondition;
+        report.condition = holder->distrusted               ? Condition::distrusted
+                           : holder->watch.rests(time)      ? Condition::resting
+                           : holder->link == nullptr        ? Condition::none
+                           : !holder->watch.preferred(time) ? Condition::late
+                                                            : Condition::good;
+        report.wait_us = holder->watch.wait_us(time);
+        for (std::size_t i = 0; i < kFaults; ++i) { report.faults.at(i) = holder->watch.count(static_cast<Fault>(i)); }
+    }
+}
+
 void Dispatcher::refresh() {
     if (!inbox_full_.load(std::memory_order_acquire)) { return; }
     const std::lock_guard lock(inbox_mutex_);
@@ -69,15 +125,13 @@ void Dispatcher::refresh() {
     for (auto& [worker, link] : inbox_links_) {
         auto found = std::ranges::find(holders_, worker, [](const auto& holder) { return holder->id; });
         if (found == holders_.end()) {
-            holders_.push_back(std::make_unique<Holder>());
+            holders_.push_back(std::make_unique<Holder>(options_.patience));
             found = holders_.end() - 1;
             (*found)->id = worker;
         }
         link->set_limit(wire::kMaxComputeBytes);
-        // A new link from a worker whose old one still stands: the old one is dead, only nobody has noticed. What it
-        // had in flight is noticed by its deadline or, here, by its link's number having changed.
-        if ((*found)->in_flight > 0) { continue; }
-        (*found)->link = std::move(link);
+        (*found)->next_link = std::move(link);
+        if (!(*found)->watch.busy()) { (*found)->take_next_link(std::chrono::steady_clock::now()); }
     }
     inbox_links_.clear();
     by_route_.clear();
@@ -94,28 +148,40 @@ void Dispatcher::refresh() {
     }
 }
 
-bool Dispatcher::covered(std::size_t* missing) {
+bool Dispatcher::covered(std::size_t* missing, std::size_t* to_come) {
     const std::lock_guard lock(call_mutex_);
     refresh();
-    std::size_t lacking = 0;
     if (!routes_) { return false; }
+    std::size_t n_missing = 0;
+    std::size_t n_to_come = 0;
     for (const auto& layer : routes_->holders) {
         for (const auto& holders : layer) {
-            lacking += std::ranges::none_of(
-                           holders, [&](std::uint16_t i) { return by_route_[i] != nullptr && by_route_[i]->usable(); })
-                           ? 1
-                           : 0;
+            const bool held = std::ranges::any_of(
+                holders, [&](std::uint16_t i) { return by_route_[i] != nullptr && by_route_[i]->usable(); });
+            n_missing += held ? 0 : 1;
+            n_to_come += held || holders.empty() ? 0 : 1;
         }
     }
-    if (missing != nullptr) { *missing = lacking; }
-    return lacking == 0 || local_ != nullptr;
+    if (missing != nullptr) { *missing = n_missing; }
+    if (to_come != nullptr) { *to_come = n_to_come; }
+    return n_missing == 0 || local_ != nullptr;
+}
+
+std::size_t Dispatcher::n_quarantined() {
+    const std::lock_guard lock(call_mutex_);
+    if (!routes_) { return 0; }
+    return static_cast<std::size_t>(std::ranges::count_if(routes_->workers, &Routes::Worker::quarantined));
 }
 
 Status Dispatcher::compute(const Work& work, wire::Mode mode, std::span<float> out) {
     const std::lock_guard lock(call_mutex_);
     refresh();
     if (!routes_ || !manifest_) { return fail(ErrorKind::disconnected, "the hub has not said yet who holds what"); }
+    const TimePoint begun = std::chrono::steady_clock::now();
+    for (const auto& holder : holders_) { holder->watch.away(begun - last_call_ended_); }
     const Status status = Call(*this, work, mode, out).run();
+    last_call_ended_ = std::chrono::steady_clock::now();
+    note_links();
     ++stats_.layers;
     stats_.products += work.product ? 1 : 0;
     stats_.rows += work.n_tokens;
@@ -123,9 +189,8 @@ Status Dispatcher::compute(const Work& work, wire::Mode mode, std::span<float> o
     std::uint64_t bytes_in = 0;
     std::uint64_t bytes_out = 0;
     for (const auto& holder : holders_) {
-        if (holder->link == nullptr) { continue; }
-        bytes_in += holder->link->counters().bytes_in;
-        bytes_out += holder->link->counters().bytes_out;
+        bytes_in += holder->past_bytes_in + (holder->link ? holder->link->counters().bytes_in : 0);
+        bytes_out += holder->past_bytes_out + (holder->link ? holder->link->counters().bytes_out : 0);
     }
     stats_.bytes_in = bytes_in;
     stats_.bytes_out = bytes_out;

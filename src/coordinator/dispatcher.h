@@ -9,6 +9,7 @@
 // when it can.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -23,8 +24,10 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "coordinator/auditor.h"
 #include "coordinator/local_experts.h"
+#include "coordinator/recovery.h"
 #include "coordinator/routes.h"
 #include "model/manifest.h"
 #include "net/link.h"
@@ -36,12 +39,7 @@ namespace linkcpp::coordinator {
 struct DispatchOptions {
     wire::Mode mode = wire::Mode::exact;
     wire::RowType row_type = wire::RowType::f32;  // f16 in partial mode only
-    // A holder that has not answered for this long, and for several times what its work should take, is hung.
-    Duration hang = std::chrono::seconds(1);
-    // The same while nothing is known about its speed.
-    Duration hang_unmeasured = std::chrono::seconds(10);
-    // How long a call waits for a holder to come (back) before it fails.
-    Duration coverage_wait = std::chrono::milliseconds(1500);
+    Patience patience;
     double audit = 0.001;  // share of the pairs that is computed again; 1: none is used that was not
     // How long a call waits for the hub's ruling on rows that are apart.
     Duration ruling_wait = std::chrono::seconds(10);
@@ -54,15 +52,29 @@ struct DispatchStats {
     std::atomic<std::uint64_t> rows{0};
     std::atomic<std::uint64_t> pairs{0};
     std::atomic<std::uint64_t> local_pairs{0};
-    std::atomic<std::uint64_t> retries{0};
+    std::atomic<std::uint64_t> retries{0};  // pairs that had to be sent again
     std::atomic<std::uint64_t> failures{0};
-    std::atomic<std::uint64_t> late{0};        // answers that nobody waited for any more
-    std::atomic<std::uint64_t> compute_us{0};  // what workers say they have computed for
+    std::atomic<std::uint64_t> late{0};         // answers, or parts, that nobody waited for any more
+    std::atomic<std::uint64_t> twice{0};        // requests whose work was given to another, too, because they were late
+    std::atomic<std::uint64_t> twice_first{0};  // of these, those where the other was first
+    std::atomic<std::uint64_t> compute_us{0};   // what workers say they have computed for
     std::atomic<std::uint64_t> bytes_in{0};
     std::atomic<std::uint64_t> bytes_out{0};
     std::atomic<std::uint64_t> audits{0};     // pairs computed again and compared
     std::atomic<std::uint64_t> rulings{0};    // of these, those that were apart, so that the truth had to be asked
     std::atomic<std::uint64_t> unchecked{0};  // drawn for an audit, and nobody else could compute them
+};
+
+// A worker as it looks from here.
+struct LinkReport {
+    wire::fb::LinkCondition condition = wire::fb::LinkCondition::none;
+    double wait_us = 0;
+    std::array<std::uint64_t, kFaults> faults{};
+};
+
+struct Notice {
+    std::string worker;  // id
+    std::string text;
 };
 
 struct AuditCount {
@@ -120,34 +132,47 @@ class Dispatcher {
     std::map<std::uint32_t, std::string> unknown() const;
     // Audits of each worker, by id.
     std::map<std::string, AuditCount> audits() const;
-    // Whether every slice has a holder with a link, or the coordinator computes what has none. `missing`: how many
-    // lack.
-    bool covered(std::size_t* missing = nullptr);
+    // How each worker looks from here, by id; as of a moment ago.
+    std::map<std::string, LinkReport> links() const;
+    // What has happened to workers since the last call of this.
+    std::vector<Notice> take_notices();
+    // Whether every slice has a holder with a link, or the coordinator computes what has none. `missing`: how many have
+    // none; `to_come`: of these, how many are held by workers whose link is not there yet.
+    bool covered(std::size_t* missing = nullptr, std::size_t* to_come = nullptr);
+    std::size_t n_quarantined();
 
   private:
     struct Holder {
+        explicit Holder(const Patience& patience) : watch(patience) {}
+
         std::string id;
         std::string name;
         std::unique_ptr<net::Link> link;
-        double us_per_unit = 0;  // measured; 0: not yet
-        double load = 0;         // of the current call
-        std::size_t in_flight = 0;
-        TimePoint deadline{};  // of the oldest request in flight
-        // Failures since its last good answer, and until when others are preferred for them.
-        int n_failures = 0;
-        TimePoint shunned_until{};
+        std::unique_ptr<net::Link> next_link;  // it has dialled again; taken when the old one is given up
+        HolderWatch watch;
+        double load = 0;  // of the current call
         // It has computed wrong: not used before the hub has given it another set of slices.
         bool distrusted = false;
         std::uint32_t distrusted_epoch = 0;
 
+        std::uint64_t past_bytes_in = 0;  // of links that are gone
+        std::uint64_t past_bytes_out = 0;
+
+        bool was_at_fault = false;  // and has not answered since
+        TimePoint late_noted{};
+
         bool usable() const { return link != nullptr && !distrusted; }
+        void drop_link();
+        // The link that has come since, if any, in the place of the present one. What was asked on that is forgotten.
+        void take_next_link(TimePoint now);
     };
     // Pairs of one expert: positions (token * n_used + slot), ascending.
     struct Task {
         std::uint16_t expert = 0;
         std::vector<std::uint32_t> positions;
-        std::vector<const Holder*> failed;  // holders that have refused it in this call
-        bool is_check = false;              // its rows are compared, not used
+        // Who has refused it in this call, and under which epoch: with other slices it may do it.
+        std::vector<std::pair<const Holder*, std::uint32_t>> failed;
+        bool is_check = false;  // its rows are compared, not used
     };
     struct Request {
         Holder* holder = nullptr;
@@ -156,24 +181,30 @@ class Dispatcher {
         std::vector<std::uint32_t> rows;       // which rows go out: tokens, or positions where each pair has its own
         double units = 0;
         std::size_t received = 0;  // rows that have come
-        std::uint64_t compute_us = 0;
         bool is_check = false;
-        RawFloats sums;  // partial mode: {n_out, rows.size()}
+        bool asked_twice = false;  // its work was given to another as well, or nobody else can do it
+        bool is_second = false;    // it is that other's
+        RawFloats sums;            // partial mode: {n_out, rows.size()}
         TimePoint sent{};
-        TimePoint deadline{};
     };
     class Call;
     friend class Call;
 
     void refresh();
     Status compute(const Work& work, wire::Mode mode, std::span<float> out);
+    // Into the log, and for the hub.
+    void note(const Holder& holder, LogLevel level, std::string text);
+    void note_links();
 
     DispatchOptions options_;
     DispatchStats stats_;
 
-    mutable std::mutex notes_mutex_;  // guards unknown_ and audits_
+    mutable std::mutex notes_mutex_;  // guards the four below
     std::map<std::uint32_t, std::string> unknown_;
     std::map<std::string, AuditCount> audits_;
+    std::map<std::string, LinkReport> links_;
+    std::vector<Notice> notices_;
+    TimePoint links_noted_{};  // of the calling thread
 
     std::mutex inbox_mutex_;  // guards the inbox_*
     std::vector<std::pair<std::string, std::unique_ptr<net::Link>>> inbox_links_;
@@ -194,6 +225,8 @@ class Dispatcher {
     std::vector<std::unique_ptr<Holder>> holders_;  // those with a link
     std::vector<Holder*> by_route_;                 // routes_->workers[i] → holder, or null
     std::uint64_t next_request_ = 1;
+    TwiceBudget twice_;
+    TimePoint last_call_ended_{};
     Auditor auditor_;
     AskHub ask_hub_;
     RawBytes head_;  // of the request being written

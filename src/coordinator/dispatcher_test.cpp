@@ -152,9 +152,8 @@ class DispatcherTest : public testing::Test {
         layer.n_embd = kEmbd;
         manifest->model.layers.push_back(layer);
         manifest_ = manifest;
-        options.hang = 100ms;
-        options.hang_unmeasured = 200ms;
-        options.coverage_wait = 100ms;
+        options.patience.hang = 200ms;
+        options.patience.coverage = 100ms;
         dispatcher_ = std::make_unique<Dispatcher>(options);
         dispatcher_->set_manifest(manifest_, {});
     }
@@ -416,6 +415,104 @@ TEST_F(DispatcherTest, a_peer_that_hangs_up_whenever_it_is_asked_fails_the_call_
     EXPECT_FALSE(works(5));
     EXPECT_LT(std::chrono::steady_clock::now() - start, 3s);
     done = true;
+}
+
+TEST_F(DispatcherTest, what_is_late_is_given_to_another_and_the_first_answer_counts) {
+    for (const wire::Mode mode : {wire::Mode::exact, wire::Mode::partial}) {
+        make({.mode = mode});
+        routes_ = {};
+        std::atomic<bool> slow{false};
+        add(kAll, [&](net::Link& link, const Request& request) -> Status {
+            if (slow) { std::this_thread::sleep_for(150ms); }
+            return honest(link, request);
+        });
+        add(kAll, [](net::Link& link, const Request& request) -> Status {
+            std::this_thread::sleep_for(2ms);  // so that the other is preferred
+            return honest(link, request);
+        });
+        for (int i = 0; i < 20; ++i) { ASSERT_TRUE(works(4, mode)); }  // measured
+        EXPECT_EQ(dispatcher_->stats().twice, 0u);
+        slow = true;
+        const auto start = std::chrono::steady_clock::now();
+        for (int i = 0; i < 5; ++i) { EXPECT_TRUE(works(4, mode)); }
+        EXPECT_LT(std::chrono::steady_clock::now() - start, 150ms) << "nobody waits for it";
+        EXPECT_GE(dispatcher_->stats().twice, 1u);
+        EXPECT_EQ(dispatcher_->stats().twice_first, dispatcher_->stats().twice);
+        EXPECT_EQ(dispatcher_->stats().retries, 0u);
+        slow = false;
+        std::this_thread::sleep_for(200ms);
+        for (int i = 0; i < 20; ++i) { EXPECT_TRUE(works(4, mode)); }
+        EXPECT_GE(dispatcher_->stats().late, 1u) << "its answer came, and nobody wanted it";
+        EXPECT_EQ(dispatcher_->stats().pairs, 45u * 4 * kUsed) << "each once";
+        peers_.clear();
+    }
+}
+
+TEST_F(DispatcherTest, what_is_late_and_nobody_else_can_do_is_waited_for) {
+    make({});
+    std::atomic<bool> slow{false};
+    add(kAll, [&](net::Link& link, const Request& request) -> Status {
+        if (slow) { std::this_thread::sleep_for(150ms); }
+        return honest(link, request);
+    });
+    for (int i = 0; i < 20; ++i) { ASSERT_TRUE(works(4)); }
+    slow = true;
+    EXPECT_TRUE(works(4));
+    EXPECT_EQ(dispatcher_->stats().twice, 0u);
+    EXPECT_EQ(dispatcher_->stats().retries, 0u);
+}
+
+TEST_F(DispatcherTest, a_part_that_comes_twice_is_dropped) {
+    make({});
+    add(kAll, [](net::Link& link, const Request& request) -> Status {
+        const std::vector<float> rows = results_of(request);
+        const auto n = static_cast<std::uint32_t>(request.pairs.size());
+        const auto part = [&](std::uint32_t first, std::uint32_t count) {
+            return send_answer(
+                link, {.id = request.header.id, .n_rows = count, .n_out = kEmbd, .compute_us = 5, .first = first},
+                std::span(rows).subspan(first * kEmbd, count * kEmbd));
+        };
+        LINKCPP_CHECK(part(0, 2));
+        LINKCPP_CHECK(part(0, 2));
+        LINKCPP_CHECK(part(1, 1));
+        return part(2, n - 2);
+    });
+    EXPECT_TRUE(works(10));
+    EXPECT_EQ(dispatcher_->stats().late, 2u);
+    EXPECT_EQ(dispatcher_->stats().pairs, 10 * kUsed);
+}
+
+// As while slices move: it refuses until it has what it was given.
+TEST_F(DispatcherTest, who_did_not_hold_it_a_moment_ago_is_asked_again_under_its_new_epoch) {
+    make({});
+    add(kAll, [](net::Link& link, const Request& request) -> Status {
+        if (request.header.epoch == 7) { return honest(link, request); }
+        return send_answer(link, {.id = request.header.id, .outcome = wire::Outcome::not_held, .n_out = kEmbd}, {});
+    });
+    std::jthread hub([&] {
+        std::this_thread::sleep_for(40ms);
+        routes_.workers[0]->epoch = 7;
+        dispatcher_->set_routes(std::make_shared<const Routes>(make_routes(routes_, manifest_->model).value()));
+    });
+    EXPECT_TRUE(works(10));
+    EXPECT_EQ(dispatcher_->stats().failures, 0u);
+    hub.join();
+    EXPECT_TRUE(works(10));
+}
+
+TEST_F(DispatcherTest, a_worker_that_dials_again_while_it_owes_an_answer_is_the_same_one) {
+    make({});
+    Peer& first = add(kAll, silent);
+    std::jthread again([&] {
+        while (first.n_requests == 0) { std::this_thread::sleep_for(1ms); }
+        auto fds = net::socket_pair().value();
+        peers_.push_back(std::make_unique<Peer>(std::move(fds.second), honest));
+        dispatcher_->add_link("worker-0", net::Link::plain(std::move(fds.first), "worker-0"));
+    });
+    EXPECT_TRUE(works(10));
+    again.join();
+    EXPECT_EQ(dispatcher_->stats().pairs, 10 * kUsed);
+    EXPECT_EQ(dispatcher_->links().size(), 1u);
 }
 
 // ---- audit

@@ -205,15 +205,22 @@ constexpr ggml_backend_buffer_i kBufferInterface = {
 // ---- joining the hub
 // -------------------------------------------------------------------------------------------------
 
-// Waits until every slice can be computed, so that a model that loads also runs.
+// Workers that hold something dial as soon as the hub has told them of this program.
+constexpr Duration kDialled = std::chrono::seconds(2);
+
+// Waits until every slice can be computed, so that a model that loads also runs. Where this program can compute all
+// itself, it waits only for workers that are there.
 Status wait_for_coverage(Duration timeout) {
     using namespace std::chrono_literals;
     const TimePoint start = std::chrono::steady_clock::now();
     TimePoint next_line = start + 2s;
     std::size_t missing = 0;
-    while (!g_plugin->dispatcher.covered(&missing)) {
+    std::size_t to_come = 0;
+    while (true) {
         const TimePoint now = std::chrono::steady_clock::now();
-        if (now - start >= timeout) {
+        const bool covered = g_plugin->dispatcher.covered(&missing, &to_come);
+        if (covered && (to_come == 0 || now - start >= kDialled)) { break; }
+        if (!covered && now - start >= timeout) {
             return fail(ErrorKind::timeout,
                         "{} expert slices have no live holder after {:.0f} s; start more workers with "
                         "`linkcpp join`, or let this program compute experts itself "
@@ -221,8 +228,11 @@ Status wait_for_coverage(Duration timeout) {
                         missing, to_seconds(timeout));
         }
         if (now >= next_line) {
-            log_info("waiting for workers: {} expert slices have no live holder yet ({:.0f} s of {:.0f} s)", missing,
-                     to_seconds(now - start), to_seconds(timeout));
+            const std::size_t n_out = g_plugin->dispatcher.n_quarantined();
+            log_info(
+                "waiting for workers: {} expert slices have no live holder yet ({:.0f} s of {:.0f} s){}", missing,
+                to_seconds(now - start), to_seconds(timeout),
+                n_out == 0 ? "" : fmt::format("; {} in quarantine, see `linkcpp status`", counted(n_out, "worker")));
             next_line = now + 2s;
         }
         ::usleep(10'000);

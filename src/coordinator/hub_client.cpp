@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include "base/backoff.h"
 #include "base/log.h"
 #include "base/platform.h"
 
@@ -23,6 +24,8 @@ constexpr Duration kFirstDelay = 200ms;
 constexpr Duration kMaxDelay = 5s;
 constexpr std::size_t kMaxCallers = 64;
 constexpr int kMissedHeartbeats = 10;
+// A hub that was started again has so long to find its workers and to probe them.
+constexpr Duration kHold = 30s;
 // That wait while the hub is away.
 constexpr std::size_t kMaxDisputes = 64;
 // For experts that audits need.
@@ -124,14 +127,14 @@ Result<std::shared_ptr<const model::Manifest>> HubClient::wait_for_model(Duratio
 }
 
 void HubClient::run(const std::stop_token& stop) {
-    Duration delay = kFirstDelay;
+    Backoff backoff(kFirstDelay, kMaxDelay);
     while (!stop.stop_requested()) {
         Status status;
         if (auto hub = connect()) {
             log_info("registered with the hub at {}", options_.hub.hub.text());
             const auto before = routes_;
             status = session(**hub, stop);
-            if (routes_ != before) { delay = kFirstDelay; }  // a hub that serves another model is no good hub
+            if (routes_ != before) { backoff.reset(); }  // a hub that serves another model is no good hub
         } else {
             status = std::unexpected(hub.error());
         }
@@ -143,17 +146,16 @@ void HubClient::run(const std::stop_token& stop) {
             changed_.notify_all();
         }
         log_warn("{}", status.error().message);
-        const TimePoint until = now() + delay;
+        const TimePoint until = now() + backoff.next();
         while (now() < until && !stop.stop_requested()) { turn(nullptr, until - now()); }
-        delay = std::min<Duration>(delay * 2, kMaxDelay);
     }
 }
 
 Result<std::unique_ptr<net::Link>> HubClient::connect() {
     fb::HelloT hello;
     hello.role = fb::Role::coordinator;
-    hello.listen_address = tcp_.address().text();
-    hello.unix_path = unix_path_.string();
+    hello.listen_address = options_.advertise.empty() ? tcp_.address().text() : options_.advertise;
+    if (options_.unix_socket) { hello.unix_path = unix_path_.string(); }
     hello.process = options_.process;
     LINKCPP_TRY(net::Joined joined, net::join_hub(options_.hub, tls_, std::move(hello)));
     welcome_ = std::move(joined.welcome);
@@ -164,6 +166,7 @@ Status HubClient::session(net::Link& hub, const std::stop_token& stop) {
     const Duration heartbeat = std::chrono::milliseconds(std::clamp(welcome_.heartbeat_ms, 50u, 60'000u));
     TimePoint next_report{};
     TimePoint last_heard = now();
+    if (used_) { hold_until_ = now() + kHold; }
     while (!stop.stop_requested()) {
         LINKCPP_CHECK(hub.flush());
         while (true) {
@@ -175,7 +178,9 @@ Status HubClient::session(net::Link& hub, const std::stop_token& stop) {
         if (now() - last_heard > heartbeat * kMissedHeartbeats) {
             return fail(ErrorKind::timeout, "{}: silent for {:.0f} s", hub.name(), to_seconds(now() - last_heard));
         }
+        if (hold_until_ != TimePoint{} && now() >= hold_until_) { choose_routes(); }
         LINKCPP_CHECK(send_disputes(hub));
+        LINKCPP_CHECK(send_notices(hub));
         if (now() >= next_report) {
             LINKCPP_CHECK(report(hub, 0));
             next_report = now() + heartbeat;
@@ -252,10 +257,30 @@ Status HubClient::take_routes(const fb::RoutesT& message) {
     }
     LINKCPP_TRY(Routes routes, make_routes(message, manifest->model));
     routes_ = std::make_shared<const Routes>(std::move(routes));
-    dispatcher_.set_routes(routes_);
+    choose_routes();
     const std::lock_guard lock(mutex_);
     have_routes_ = true;
     changed_.notify_all();
+    return {};
+}
+
+void HubClient::choose_routes() {
+    if (now() < hold_until_ && used_->n_covered() > routes_->n_covered()) {
+        used_ = std::make_shared<const Routes>(without_quarantined(*used_, *routes_));
+    } else {
+        hold_until_ = {};
+        used_ = routes_;
+    }
+    dispatcher_.set_routes(used_);
+}
+
+Status HubClient::send_notices(net::Link& hub) {
+    for (Notice& notice : dispatcher_.take_notices()) {
+        fb::NoticeT message;
+        message.worker = std::move(notice.worker);
+        message.text = std::move(notice.text);
+        LINKCPP_CHECK(net::send_message(hub, std::move(message)));
+    }
     return {};
 }
 
@@ -275,6 +300,31 @@ Status HubClient::report(net::Link& hub, std::uint64_t sequence) {
     stats.failures = s.failures;
     stats.products = s.products;
     stats.unchecked = s.unchecked;
+    stats.late = s.late;
+    stats.twice = s.twice;
+    stats.twice_first = s.twice_first;
+    const Patience& patience = dispatcher_.options().patience;
+    stats.patience = std::make_unique<fb::PatienceT>();
+    stats.patience->hang_ms = static_cast<std::uint32_t>(patience.hang / 1ms);
+    stats.patience->stuck_ms = static_cast<std::uint32_t>(patience.stuck / 1ms);
+    stats.patience->late_ms = static_cast<std::uint32_t>(patience.late / 1ms);
+    stats.patience->twice = static_cast<float>(patience.twice);
+    for (const auto& [worker, report] : dispatcher_.links()) {
+        auto link = std::make_unique<fb::LinkStateT>();
+        const auto count = [&](Fault fault) {
+            return static_cast<std::uint32_t>(report.faults.at(static_cast<std::size_t>(fault)));
+        };
+        link->worker = worker;
+        link->condition = report.condition;
+        link->wait_us = static_cast<std::uint32_t>(report.wait_us);
+        link->dead = count(Fault::dead);
+        link->hung = count(Fault::hung);
+        link->stuck = count(Fault::stuck);
+        link->corrupt = count(Fault::corrupt);
+        link->refused = count(Fault::refused);
+        link->moved = count(Fault::moved);
+        stats.links.push_back(std::move(link));
+    }
     for (const auto& [worker, count] : dispatcher_.audits()) {
         auto audits = std::make_unique<fb::AuditsT>();
         audits->worker = worker;

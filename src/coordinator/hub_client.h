@@ -32,6 +32,8 @@ namespace linkcpp::coordinator {
 struct HubClientOptions {
     net::JoinLine hub;
     net::Address listen{"127.0.0.1", 0};  // data links over TLS
+    std::string advertise;                // where workers reach that; empty: as it is
+    bool unix_socket = true;              // workers on this machine use one
     bool local_experts = true;
     std::filesystem::path model;    // for local experts; empty: what the hub says, when it is on this machine
     unsigned n_threads = 0;         // of local experts
@@ -73,6 +75,10 @@ class HubClient {
     Status handle(net::Link& hub, const wire::ControlT& message);
     Status take_manifest(const wire::fb::ManifestT& message);
     Status take_routes(const wire::fb::RoutesT& message);
+    // A hub that has just been started again knows of no worker what it can do: until it does, or for a while, what its
+    // predecessor said goes on counting, but for workers that are in quarantine now.
+    void choose_routes();
+    Status send_notices(net::Link& hub);
     void open_local_experts();
     Status report(net::Link& hub, std::uint64_t sequence);
     Status send_disputes(net::Link& hub);
@@ -94,7 +100,9 @@ class HubClient {
 
     // Of the control thread alone.
     std::vector<Caller> callers_;
-    std::shared_ptr<const Routes> routes_;
+    std::shared_ptr<const Routes> routes_;  // the hub's last word, which says who may dial
+    std::shared_ptr<const Routes> used_;    // what the dispatcher goes by
+    TimePoint hold_until_{};
     wire::fb::WelcomeT welcome_;
 
     std::mutex mutex_;  // guards the four below

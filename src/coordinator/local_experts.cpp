@@ -21,7 +21,10 @@ Result<std::unique_ptr<LocalExperts>> LocalExperts::open(const std::filesystem::
 }
 
 Result<Bytes> LocalExperts::slice(std::uint32_t layer, std::uint32_t expert) const {
-    return model::read_slice(file_, manifest_, layer, expert);
+    auto bytes = model::read_slice(file_, manifest_, layer, expert);
+    if (bytes || bytes.error().kind != ErrorKind::corrupt) { return bytes; }
+    return fail(ErrorKind::corrupt, "{} (where this program takes experts from; LINKCPP_MODEL names another file)",
+                bytes.error().message);
 }
 
 Result<std::uint32_t> LocalExperts::hold(const model::MoeLayer& layer, std::uint32_t expert) {

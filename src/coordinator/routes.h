@@ -18,6 +18,7 @@ struct Routes {
         std::string name;
         std::uint32_t epoch = 0;
         std::size_t n_slices = 0;
+        bool quarantined = false;
     };
     std::vector<Worker> workers;
     // holders[i][e]: indices into `workers` of those who hold expert e of model.layers[i].
@@ -25,9 +26,13 @@ struct Routes {
     std::map<std::uint32_t, std::size_t> layer_index;  // layer number → i
 
     const Worker* find(std::string_view id) const;
+    std::size_t n_covered() const;  // experts that somebody holds
 };
 
 // Errors: corrupt (a slice that the model does not have, too many workers).
 Result<Routes> make_routes(const wire::fb::RoutesT& message, const model::MoeModel& model);
+
+// `routes` without what the workers hold that are in quarantine by `latest`.
+Routes without_quarantined(Routes routes, const Routes& latest);
 
 }  // namespace linkcpp::coordinator

@@ -11,7 +11,8 @@
 namespace linkcpp::coordinator {
 namespace {
 
-constexpr Duration kMinHang = std::chrono::milliseconds(50);
+// A few pulses.
+constexpr Duration kMinHang = 3 * wire::kPulseEvery;
 
 std::string_view variable(const char* name) {
     const char* value = std::getenv(name);
@@ -63,6 +64,15 @@ Result<Settings> read_settings() {
     if (const std::string_view listen = variable("LINKCPP_LISTEN"); !listen.empty()) {
         LINKCPP_TRY(settings.hub.listen, net::parse_address(listen));
     }
+    if (const std::string_view advertise = variable("LINKCPP_ADVERTISE"); !advertise.empty()) {
+        auto address = net::parse_address(advertise, settings.hub.listen.port);
+        if (!address) { return fail_with("LINKCPP_ADVERTISE", address.error()); }
+        if (address->port == 0) {
+            return fail(ErrorKind::invalid, "LINKCPP_ADVERTISE: expected HOST:PORT, got '{}'", advertise);
+        }
+        settings.hub.advertise = address->text();
+    }
+    LINKCPP_TRY(settings.hub.unix_socket, choice("LINKCPP_UNIX", "on", "off", true));
     settings.hub.model = variable("LINKCPP_MODEL");
     if (const std::string_view memory = variable("LINKCPP_LOCAL_MEMORY"); !memory.empty()) {
         auto bytes = parse_bytes(memory);
@@ -72,12 +82,20 @@ Result<Settings> read_settings() {
     settings.hub.process = fmt::format("{}[{}]", process_name(), ::getpid());
     LINKCPP_TRY(settings.wait, seconds("LINKCPP_WAIT", settings.wait));
     LINKCPP_TRY(settings.coverage_wait, seconds("LINKCPP_COVERAGE_WAIT", settings.coverage_wait));
-    LINKCPP_TRY(settings.dispatch.hang, seconds("LINKCPP_HANG", settings.dispatch.hang));
-    if (settings.dispatch.hang < kMinHang) {
+    Patience& patience = settings.dispatch.patience;
+    LINKCPP_TRY(patience.hang, seconds("LINKCPP_HANG", patience.hang));
+    LINKCPP_TRY(patience.stuck, seconds("LINKCPP_STUCK", patience.stuck));
+    LINKCPP_TRY(patience.late, seconds("LINKCPP_LATE", patience.late));
+    if (patience.hang < kMinHang) {
         return fail(ErrorKind::invalid,
                     "LINKCPP_HANG: expected at least {} seconds, or every worker would be taken "
                     "to be hung",
                     to_seconds(kMinHang));
+    }
+    if (const std::string_view twice = variable("LINKCPP_TWICE"); !twice.empty()) {
+        auto share = parse_share(twice);
+        if (!share) { return fail_with("LINKCPP_TWICE", share.error()); }
+        patience.twice = *share;
     }
     return settings;
 }

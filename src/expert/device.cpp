@@ -72,7 +72,10 @@ Result<Device> load_device(const std::filesystem::path& module) {
     (void)libraries_at_start();
     ggml_log_set(log_ggml, nullptr);
     ggml_backend_reg_t registry = ggml_backend_load(std::filesystem::absolute(module).c_str());
-    if (registry == nullptr || ggml_backend_reg_dev_count(registry) == 0) {
+    if (registry != nullptr && ggml_backend_reg_dev_count(registry) == 0) {
+        return fail(ErrorKind::unsupported, "{}: this backend finds no device on this machine", module.string());
+    }
+    if (registry == nullptr) {
         return fail(ErrorKind::unsupported,
                     "{}: ggml does not load it: no backend module, one of another ggml, or for another processor",
                     module.string());

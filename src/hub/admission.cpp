@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "hub/find_worker.h"
 
 namespace linkcpp::hub {
 namespace {
@@ -15,8 +16,6 @@ constexpr std::size_t kMinExperts = 2;
 constexpr std::size_t kMaxExperts = 64;
 constexpr std::uint32_t kMinTokens = 3;  // so that one expert's rows in one request are a batch
 constexpr std::size_t kMaxText = 300;
-constexpr std::size_t kShortId = 12;
-constexpr std::size_t kShortestId = 6;  // a beginning of an id that nobody types by mistake
 
 bool alike(const model::MoeLayer& a, const model::MoeLayer& b) {
     return a.n_embd == b.n_embd && a.n_ff == b.n_ff && a.activation == b.activation &&
@@ -57,12 +56,9 @@ Admission::Admission(const model::MoeModel& model, Options options, std::uint64_
     }
 }
 
-void Admission::restore(std::map<std::string, TrustRecord> quarantined) {
-    records_ = std::move(quarantined);
-    for (auto& [id, record] : records_) {
-        record.trust = Trust::quarantined;
-        record.probed = plan::nothing(model_);
-    }
+void Admission::restore(std::map<std::string, TrustRecord> known) {
+    records_ = std::move(known);
+    for (auto& [id, record] : records_) { record.probed = plan::nothing(model_); }
 }
 
 void Admission::joined(const std::string& worker, const std::string& name) {
@@ -277,6 +273,7 @@ Admission::Change Admission::judged(const std::string& worker, std::uint64_t seq
     next_round_[worker] = now + options_.interval;
     if (!first) { return change; }
     if (record.trust != Trust::admitted) { record.since = wall; }
+    if (record.served_since == 0) { record.served_since = wall; }
     record.trust = Trust::admitted;
     record.why.clear();
     return {worker, Outcome::admitted, change.epoch, {}};
@@ -290,8 +287,8 @@ bool Admission::quarantine(const std::string& worker, const std::string& why, st
         record.name = worker.substr(0, kShortId);
         record.probed = plan::nothing(model_);
     }
-    // A worker that is wrong now and then passes most checks: all of its work is in doubt since it was admitted.
-    record.in_doubt_since = record.trust == Trust::admitted ? record.since : 0;
+    // A worker that is wrong now and then passes most checks: all of its work is in doubt since it first served.
+    record.in_doubt_since = record.served_since;
     record.trust = Trust::quarantined;
     record.since = wall;
     record.why = why;
@@ -301,22 +298,18 @@ bool Admission::quarantine(const std::string& worker, const std::string& why, st
 }
 
 Result<std::string> Admission::clear(std::string_view worker, std::int64_t wall) {
-    std::vector<std::string> ids;
-    for (const auto& [id, record] : records_) {
-        const bool fits = record.name == worker || (worker.size() >= kShortestId && id.starts_with(worker));
-        if (fits && record.trust == Trust::quarantined) { ids.push_back(id); }
-    }
-    if (ids.empty()) { return fail(ErrorKind::not_found, "no worker '{}' is in quarantine", one_line(worker)); }
-    if (ids.size() > 1) {
-        return fail(ErrorKind::invalid, "{} workers in quarantine fit '{}': {}; give more of the id", ids.size(),
-                    one_line(worker), fmt::join(ids, ", "));
-    }
-    TrustRecord& record = records_[ids.front()];
+    LINKCPP_TRY(const std::string id, find_worker(
+                                          worker, records_,
+                                          [](const TrustRecord& record) {
+                                              return record.trust == Trust::quarantined ? record.name : std::string();
+                                          },
+                                          "is in quarantine"));
+    TrustRecord& record = records_[id];
     record.trust = Trust::unproven;
     record.since = wall;
     record.in_doubt_since = 0;
     record.why.clear();
-    return ids.front();
+    return id;
 }
 
 bool Admission::is_quarantined(const std::string& worker) const {

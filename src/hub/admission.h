@@ -32,6 +32,7 @@ struct TrustRecord {
     std::string name;
     Trust trust = Trust::unproven;
     std::int64_t since = 0;           // of this state
+    std::int64_t served_since = 0;    // when it was admitted for the first time, whatever has become of it since
     std::int64_t last_good = 0;       // when its work was found right the last time
     std::int64_t in_doubt_since = 0;  // quarantined: its work since then may have been wrong
     std::string why;                  // quarantined or not admitted: what was wrong
@@ -80,8 +81,8 @@ class Admission {
     // `seed`: of what is probed, unknown to all workers.
     Admission(const model::MoeModel& model, Options options, std::uint64_t seed);
 
-    // Those who were quarantined before this hub was started.
-    void restore(std::map<std::string, TrustRecord> quarantined);
+    // What is known from before this hub was started: who is in quarantine, and since when each has served.
+    void restore(std::map<std::string, TrustRecord> known);
     void joined(const std::string& worker, const std::string& name);
     void left(const std::string& worker);
 

@@ -268,11 +268,34 @@ TEST_F(AdmissionTest, one_that_is_away_is_in_quarantine_when_it_comes) {
 TEST_F(AdmissionTest, those_in_quarantine_are_known_to_the_next_hub) {
     std::map<std::string, TrustRecord> kept;
     kept["a"].name = "phone";
+    kept["a"].trust = Trust::quarantined;
     kept["a"].why = "wrong";
+    kept["b"].name = "laptop";
+    kept["b"].served_since = kWall - 100;
     admission_->restore(kept);
     join("a");
     EXPECT_TRUE(admission_->is_quarantined("a"));
     EXPECT_EQ(admission_->records().at("a").why, "wrong");
+    join("b");
+    EXPECT_FALSE(admission_->is_quarantined("b"));
+    EXPECT_TRUE(admission_->quarantine("b", "an audit", kWall));
+    EXPECT_EQ(admission_->records().at("b").in_doubt_since, kWall - 100);
+}
+
+// Neither coming back, nor being cleared and found wrong again, makes it a worker that has never served.
+TEST_F(AdmissionTest, all_that_a_key_has_ever_computed_is_in_doubt) {
+    admit("a");
+    admission_->left("a");
+    join("a");
+    load("a");
+    EXPECT_TRUE(admission_->quarantine("a", "an audit", kWall + 50));
+    EXPECT_EQ(admission_->records().at("a").in_doubt_since, kWall);
+    ASSERT_TRUE(admission_->clear("a", kWall + 60));
+    EXPECT_TRUE(admission_->quarantine("a", "the next probe", kWall + 61));
+    EXPECT_EQ(admission_->records().at("a").in_doubt_since, kWall);
+    admission_->joined("new", "new");
+    EXPECT_TRUE(admission_->quarantine("new", "a probe", kWall));
+    EXPECT_EQ(admission_->records().at("new").in_doubt_since, 0) << "never used";
 }
 
 }  // namespace

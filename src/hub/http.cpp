@@ -130,15 +130,22 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
     server.Get("/manifest", [json = source.manifest.to_json()](const httplib::Request&, httplib::Response& response) {
         response.set_content(json, "application/json");
     });
-    server.Get("/slice/([0-9a-f]{64})", [&file = source.file, index = index_slices(source.manifest)](
-                                            const httplib::Request& request, httplib::Response& response) {
-        send_slice(file, index, request, response);
-    });
-    server.Delete("/quarantine", [clear = source.clear](const httplib::Request& request, httplib::Response& response) {
-        const Result<std::string> cleared = clear(request.get_param_value("worker"));
-        if (!cleared) { response.status = cleared.error().kind == ErrorKind::not_found ? 404 : 400; }
-        response.set_content(cleared ? *cleared : cleared.error().message, "text/plain");
-    });
+    server.Get("/slice/([0-9a-f]{64})",
+               [&file = source.file, index = index_slices(source.manifest), &sent = http->slices_sent_](
+                   const httplib::Request& request, httplib::Response& response) {
+                   send_slice(file, index, request, response);
+                   sent += response.body.empty() ? 0 : 1;
+               });
+    const auto operate = [run = source.operate](Command command) {
+        return [run, command](const httplib::Request& request, httplib::Response& response) {
+            const Result<std::string> done = run(command, request.get_param_value("worker"));
+            if (!done) { response.status = done.error().kind == ErrorKind::not_found ? 404 : 400; }
+            response.set_content(done ? *done : done.error().message, "text/plain");
+        };
+    };
+    server.Delete("/quarantine", operate(Command::clear));
+    server.Put("/drain", operate(Command::drain));
+    server.Delete("/drain", operate(Command::undrain));
     server.set_exception_handler(
         [](const httplib::Request&, httplib::Response& response, const std::exception_ptr&) { response.status = 500; });
 

@@ -1,8 +1,10 @@
-// The hub's HTTPS side: manifest, slices, status, quarantine. TLS 1.3 with the hub's own certificate; every request
-// needs a bearer token, and what changes anything needs the operator's. Requests run on the server's own threads.
+// The hub's HTTPS side: manifest, slices, status, and what its operator does. TLS 1.3 with the hub's own certificate;
+// every request needs a bearer token, and what changes anything needs the operator's. Requests run on the server's own
+// threads.
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -36,6 +38,9 @@ class Tokens {
     std::set<std::string> tokens_;
 };
 
+// What the operator may do to a worker.
+enum class Command : std::uint8_t { clear, drain, undrain };
+
 class HttpServer {
   public:
     // What is served. All that is referred to outlives the server; functions are called on its threads.
@@ -44,8 +49,8 @@ class HttpServer {
         const model::Manifest& manifest;
         const Tokens& tokens;
         const Tokens& operator_tokens;
-        std::function<std::string()> status;                                  // JSON
-        std::function<Result<std::string>(const std::string& worker)> clear;  // out of quarantine; the worker's name
+        std::function<std::string()> status;                                                     // JSON
+        std::function<Result<std::string>(Command command, const std::string& worker)> operate;  // the worker's name
     };
 
     // Opens the port; connections wait until start(). Errors: invalid (the port is in use).
@@ -55,12 +60,15 @@ class HttpServer {
     // Starts the server's threads.
     void start();
     std::uint16_t port() const { return port_; }
+    // From any thread: slices that were asked for and sent.
+    std::uint64_t slices_sent() const { return slices_sent_; }
 
   private:
     HttpServer();
     std::unique_ptr<httplib::SSLServer> server_;
     std::uint16_t port_ = 0;
     std::atomic<bool> ended_{false};
+    std::atomic<std::uint64_t> slices_sent_{0};
     std::thread thread_;
 };
 

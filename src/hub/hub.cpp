@@ -1,6 +1,7 @@
 #include "hub/hub.h"
 
 #include <algorithm>
+#include <array>
 #include <ctime>
 #include <future>
 #include <random>
@@ -13,7 +14,9 @@
 #include "base/platform.h"
 #include "base/text.h"
 #include "base/units.h"
-#include "hub/quarantine_file.h"
+#include "hub/find_worker.h"
+#include "hub/placement_file.h"
+#include "hub/trust_file.h"
 
 namespace linkcpp::hub {
 namespace {
@@ -29,9 +32,12 @@ constexpr Duration kStatusWait = 300ms;
 constexpr Duration kAcceptPause = 1s;
 constexpr Duration kCallWait = 5s;
 constexpr std::size_t kMaxHelloText = 120;
-constexpr std::size_t kShortId = 12;
+constexpr const char* kTrustFile = "trust.json";
+constexpr std::size_t kMaxEvents = 200;
+constexpr std::size_t kMaxEventText = 240;
 constexpr std::size_t kMaxRecords = 10'000;
-constexpr const char* kProbeFeature = "probe";
+// Without these a worker cannot be watched.
+constexpr std::array kNeededFeatures{"probe", "pulse"};
 
 TimePoint now() {
     return std::chrono::steady_clock::now();
@@ -55,7 +61,8 @@ json stats_json(const fb::StatsT& stats) {
     return {{"requests", stats.requests}, {"pairs", stats.pairs},
             {"rows", stats.rows},         {"busy_us", stats.busy_us},
             {"bytes_in", stats.bytes_in}, {"bytes_out", stats.bytes_out},
-            {"refused", stats.refused},   {"resident_bytes", stats.resident_bytes}};
+            {"refused", stats.refused},   {"resident_bytes", stats.resident_bytes},
+            {"expired", stats.expired},   {"stale", stats.stale}};
 }
 
 std::uint64_t random_seed() {
@@ -88,9 +95,47 @@ json trust_json(const TrustRecord& record) {
             {"driver", record.driver}};
 }
 
+json patience_json(const fb::StatsT& stats) {
+    if (stats.patience == nullptr) { return nullptr; }
+    return {{"hang_s", stats.patience->hang_ms / 1e3},
+            {"stuck_s", stats.patience->stuck_ms / 1e3},
+            {"late_s", stats.patience->late_ms / 1e3},
+            {"twice", stats.patience->twice}};
+}
+
+std::string_view to_text(fb::LinkCondition condition) {
+    switch (condition) {
+        case fb::LinkCondition::none: return "no link";
+        case fb::LinkCondition::good: return "good";
+        case fb::LinkCondition::late: return "late";
+        case fb::LinkCondition::resting: return "resting";
+        case fb::LinkCondition::distrusted: return "distrusted";
+    }
+    return "unknown";
+}
+
+json links_json(const fb::StatsT& stats) {
+    json links = json::array();
+    for (const auto& link : stats.links) {
+        if (link == nullptr) { continue; }
+        links.push_back({{"worker", link->worker},
+                         {"condition", to_text(link->condition)},
+                         {"wait_us", link->wait_us},
+                         {"faults",
+                          {{"dead", link->dead},
+                           {"hung", link->hung},
+                           {"stuck", link->stuck},
+                           {"corrupt", link->corrupt},
+                           {"refused", link->refused},
+                           {"moved", link->moved}}}});
+    }
+    return links;
+}
+
 std::string_view state_name(const WorkerRecord& worker, const Swarm& swarm) {
     if (!worker.connected) { return "gone"; }
     if (worker.quarantined) { return "quarantined"; }
+    if (worker.drained) { return plan::count(worker.assigned) == 0 ? "drained" : "draining"; }
     if (worker.retry_at != TimePoint{}) { return "failed"; }
     switch (worker.shard.state) {
         case fb::ShardState::empty: return "waiting";
@@ -104,7 +149,7 @@ std::string_view state_name(const WorkerRecord& worker, const Swarm& swarm) {
 }  // namespace
 
 Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net::Identity identity,
-         net::TlsContext tls, net::Listener listener, std::string token, std::filesystem::path quarantine_path)
+         net::TlsContext tls, net::Listener listener, std::string token, const std::filesystem::path& state_dir)
     : options_(std::move(options)),
       file_(std::move(file)),
       manifest_(std::move(manifest)),
@@ -115,7 +160,8 @@ Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net
       listener_(std::move(listener)),
       token_(std::move(token)),
       operator_token_(random_hex(kTokenBytes)),
-      quarantine_path_(std::move(quarantine_path)),
+      trust_path_(state_dir / kTrustFile),
+      placement_path_(placement_path(state_dir, model_id_)),
       swarm_(manifest_, model_id_, options_.swarm),
       admission_(manifest_.model, options_.admission, random_seed()),
       started_(now()) {
@@ -137,19 +183,25 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
     LINKCPP_TRY(net::Identity identity, net::Identity::load_or_make(dir, "hub"));
     LINKCPP_TRY(net::TlsContext tls, net::TlsContext::make(identity));
     LINKCPP_TRY(std::string token, load_or_make_token(dir));
-    const std::filesystem::path quarantine_path = dir / "quarantine.json";
-    LINKCPP_TRY(auto quarantined, read_quarantine(quarantine_path));
+    LINKCPP_TRY(auto known, read_trust(dir / kTrustFile));
     LINKCPP_TRY(model::Manifest manifest, model::load_or_make_manifest(file));
     const net::Address https{options.listen.host, options.https_port};
     std::unique_ptr<Hub> hub(new Hub(std::move(options), std::move(file), std::move(manifest), std::move(identity),
-                                     std::move(tls), std::move(listener), std::move(token), quarantine_path));
-    hub->admission_.restore(std::move(quarantined));
-    HttpServer::Source source{.file = hub->file_,
-                              .manifest = hub->manifest_,
-                              .tokens = hub->tokens_,
-                              .operator_tokens = hub->operator_tokens_,
-                              .status = [raw = hub.get()] { return raw->status_json(); },
-                              .clear = [raw = hub.get()](const std::string& worker) { return raw->clear(worker); }};
+                                     std::move(tls), std::move(listener), std::move(token), dir));
+    hub->admission_.restore(std::move(known));
+    if (auto placed = read_placement(hub->placement_path_, hub->manifest_.model, hub->model_id_)) {
+        hub->swarm_.remember(*std::move(placed), now());
+    } else {
+        log_warn("{}; slices are placed anew", placed.error().message);
+    }
+    HttpServer::Source source{
+        .file = hub->file_,
+        .manifest = hub->manifest_,
+        .tokens = hub->tokens_,
+        .operator_tokens = hub->operator_tokens_,
+        .status = [raw = hub.get()] { return raw->status_json(); },
+        .operate = [raw = hub.get()](Command command,
+                                     const std::string& worker) { return raw->operate(command, worker); }};
     LINKCPP_TRY(hub->http_, HttpServer::make(https, hub->identity_, std::move(source)));
     return hub;
 }
@@ -245,6 +297,7 @@ void Hub::drop(Peer& peer, const Error& error) {
     }
     tokens_.remove(peer.https_token);
     if (peer.role == fb::Role::worker) {
+        note_event(peer.id, fmt::format("gone: {}", error.message));
         swarm_.left(peer.id, now());
         admission_.left(peer.id);
         routes_changed_ = true;
@@ -279,7 +332,15 @@ Status Hub::handle(Peer& peer, wire::ControlT& message) {
         peer.stats = *stats;
         peer.answered = std::max(peer.answered, stats->sequence);
         swarm_.reported(peer.id, *stats, now());
-        if (peer.role == fb::Role::coordinator) { note_unknown(*stats); }
+        if (peer.role == fb::Role::coordinator) {
+            note_unknown(*stats);
+            if (stats->layers > 0) {
+                const std::lock_guard lock(calls_mutex_);
+                if (computed_for_.size() < kMaxRecords) { computed_for_.insert(peer.hello.process); }
+            }
+        }
+    } else if (const auto* notice = message.body.AsNotice(); notice != nullptr && peer.role == fb::Role::coordinator) {
+        if (admission_.records().contains(notice->worker)) { note_event(notice->worker, notice->text, &peer); }
     } else if (auto* rows = message.body.AsProbeRows(); rows != nullptr && peer.role == fb::Role::worker) {
         Admission::Change change;
         auto answer = admission_.received(peer.id, *rows, std::time(nullptr), change);
@@ -329,9 +390,12 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
         peer.id.clear();
         return fail(ErrorKind::overloaded, "{}: refused, another process with the same key is connected", peer.from);
     }
-    if (hello.role == fb::Role::worker && std::ranges::find(hello.features, kProbeFeature) == hello.features.end()) {
-        net::refuse(*peer.link, ErrorKind::unsupported, "this worker cannot be probed; give it the hub's release");
-        return fail(ErrorKind::unsupported, "{}: refused, its release {} cannot be probed", peer.from,
+    const bool lacks = std::ranges::any_of(kNeededFeatures, [&](std::string_view feature) {
+        return std::ranges::find(hello.features, feature) == hello.features.end();
+    });
+    if (hello.role == fb::Role::worker && lacks) {
+        net::refuse(*peer.link, ErrorKind::unsupported, "this worker is too old; give it the hub's release");
+        return fail(ErrorKind::unsupported, "{}: refused, its release {} is too old", peer.from,
                     one_line(hello.release.substr(0, 64)));
     }
     known_keys_.insert(peer.id);
@@ -365,9 +429,11 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
     }
     swarm_.joined(peer.id, hello, now());
     admission_.joined(peer.id, hello.name);
+    note_event(peer.id, "joined");
     if (admission_.is_quarantined(peer.id)) {
+        tell_quarantined(peer.id);
         swarm_.set_quarantined(peer.id, true, now());
-        log_warn("worker {} is in quarantine ({}); `linkcpp clear {}` trusts it again", hello.name,
+        log_warn("worker {} is in quarantine ({}); `linkcpp clear {}` lets it be probed and serve again", hello.name,
                  admission_.records().at(peer.id).why, peer.id.substr(0, kShortId));
     }
     routes_changed_ = true;
@@ -444,6 +510,21 @@ void Hub::replan() {
         }
     }
     if (routes_changed_) { send_routes(); }
+    save_placement();
+}
+
+void Hub::save_placement() {
+    if (n_placements_saved_ == swarm_.n_placements()) { return; }
+    n_placements_saved_ = swarm_.n_placements();
+    const Status saved = write_placement(swarm_.workers(), placement_path_, manifest_.model, model_id_);
+    if (!saved) { log_warn("{}; a hub that is started again will place slices anew", saved.error().message); }
+}
+
+void Hub::note_event(const std::string& worker, std::string text, const Peer* by) {
+    if (events_.size() >= kMaxEvents) { events_.pop_front(); }
+    const auto record = admission_.records().find(worker);
+    events_.push_back({std::time(nullptr), record != admission_.records().end() ? record->second.name : "",
+                       one_line(text.substr(0, kMaxEventText)), by != nullptr ? by->hello.process : ""});
 }
 
 void Hub::probe_workers() {
@@ -473,10 +554,12 @@ void Hub::take_change(const Admission::Change& change) {
         case Admission::Outcome::pending: return;
         case Admission::Outcome::admitted:
             routes_changed_ = swarm_.admitted(change.worker, change.epoch) || routes_changed_;
+            save_trust();
             log_info("worker {} is admitted: it rounds like {}, its worst row is off by {:.1e} (tolerance {:.0e})",
                      known->second.name, known->second.rounding, known->second.worst_l2, known->second.tolerance_l2);
             return;
         case Admission::Outcome::failed:
+            note_event(change.worker, change.why);
             swarm_.failed(change.worker, change.why, now());
             routes_changed_ = true;
             return;
@@ -487,20 +570,36 @@ void Hub::take_change(const Admission::Change& change) {
 // Admission has it in its book already.
 void Hub::quarantine(const std::string& worker, const std::string& why) {
     const TrustRecord& record = admission_.records().at(worker);
-    log_error("worker {} computes wrong and is in quarantine: {}. Its work {}; `linkcpp clear {}` trusts it again",
-              record.name, why,
-              record.in_doubt_since == 0
-                  ? "was never used"
-                  : fmt::format("since {} is in doubt", time_json(record.in_doubt_since).get<std::string>()),
-              worker.substr(0, kShortId));
+    log_error(
+        "worker {} computes wrong and is in quarantine: {}. Its work {}; `linkcpp clear {}` lets it be probed and "
+        "serve again",
+        record.name, why,
+        record.in_doubt_since == 0
+            ? "was never used"
+            : fmt::format("since {} is in doubt", time_json(record.in_doubt_since).get<std::string>()),
+        worker.substr(0, kShortId));
+    note_event(worker, fmt::format("computes wrong, in quarantine: {}", why));
+    tell_quarantined(worker);
     swarm_.set_quarantined(worker, true, now());
     routes_changed_ = true;
-    save_quarantine();
+    save_trust();
 }
 
-void Hub::save_quarantine() const {
-    if (const Status saved = write_quarantine(admission_.records(), quarantine_path_); !saved) {
-        log_error("{}; a hub that is started again will not know who is in quarantine", saved.error().message);
+// So that whoever runs it knows.
+void Hub::tell_quarantined(const std::string& worker) {
+    for (const auto& peer : peers_) {
+        if (peer->id != worker || peer->gone || peer->role != fb::Role::worker) { continue; }
+        fb::NoticeT notice;
+        notice.worker = worker;
+        notice.text = fmt::format("this worker is in quarantine and is given nothing to do: {}",
+                                  admission_.records().at(worker).why);
+        send(*peer, std::move(notice));
+    }
+}
+
+void Hub::save_trust() const {
+    if (const Status saved = write_trust(admission_.records(), trust_path_); !saved) {
+        log_error("{}; a hub that is started again will not know whom to distrust", saved.error().message);
     }
 }
 
@@ -542,6 +641,11 @@ void Hub::take_ruling(const JudgedDispute& judged) {
     }
 }
 
+bool Hub::has_computed_for(const std::string& process) {
+    const std::lock_guard lock(calls_mutex_);
+    return computed_for_.contains(process);
+}
+
 void Hub::make_calls() {
     std::vector<std::function<void()>> calls;
     {
@@ -551,26 +655,39 @@ void Hub::make_calls() {
     for (const auto& call : calls) { call(); }
 }
 
-Result<std::string> Hub::clear(const std::string& worker) {
-    const auto cleared = std::make_shared<std::promise<Result<std::string>>>();
-    auto result = cleared->get_future();
+Result<std::string> Hub::operate(Command command, const std::string& worker) {
+    const auto done = std::make_shared<std::promise<Result<std::string>>>();
+    auto result = done->get_future();
     {
         const std::lock_guard lock(calls_mutex_);
-        calls_.emplace_back([this, cleared, worker] {
-            auto id = admission_.clear(worker, std::time(nullptr));
-            if (id) {
-                swarm_.set_quarantined(*id, false, now());
-                save_quarantine();
-                const std::string& name = admission_.records().at(*id).name;
-                log_info("worker {} is out of quarantine; it is probed before it serves", name);
-                id = name;
-            }
-            cleared->set_value(std::move(id));
+        calls_.emplace_back([this, done, command, worker] {
+            done->set_value(command == Command::clear ? clear(worker) : drain(worker, command == Command::drain));
         });
     }
     wake_.signal();
     if (result.wait_for(kCallWait) != std::future_status::ready) { return fail(ErrorKind::timeout, "the hub is busy"); }
     return result.get();
+}
+
+Result<std::string> Hub::clear(const std::string& worker) {
+    LINKCPP_TRY(const std::string id, admission_.clear(worker, std::time(nullptr)));
+    swarm_.set_quarantined(id, false, now());
+    save_trust();
+    const std::string& name = admission_.records().at(id).name;
+    log_info("worker {} is out of quarantine; it is probed before it serves", name);
+    note_event(id, "out of quarantine");
+    return name;
+}
+
+Result<std::string> Hub::drain(const std::string& worker, bool drained) {
+    LINKCPP_TRY(const std::string id, swarm_.find(worker));
+    const std::string name = swarm_.workers().at(id).hello.name;
+    if (!swarm_.set_drained(id, drained, now())) {
+        return fail(ErrorKind::invalid, "worker {} is {}", name, drained ? "being drained already" : "not drained");
+    }
+    log_info("worker {} {}", name, drained ? "gives its slices to others" : "gets slices again");
+    note_event(id, drained ? "is being drained" : "gets slices again");
+    return name;
 }
 
 void Hub::heartbeat() {
@@ -654,6 +771,9 @@ std::string Hub::make_status() const {
         entry["audits"] = {{"pairs", audited[id].pairs}, {"wrong", audited[id].wrong}};
         workers.push_back(std::move(entry));
     }
+    std::stable_sort(workers.begin(), workers.end(), [](const json& a, const json& b) {
+        return a["name"].get<std::string>() < b["name"].get<std::string>();
+    });
     json coordinators = json::array();
     for (const auto& peer : peers_) {
         if (peer->role != fb::Role::coordinator) { continue; }
@@ -668,6 +788,10 @@ std::string Hub::make_status() const {
         std::uint64_t n_audited = 0;
         for (const auto& audits : peer->stats.audits) { n_audited += audits->pairs; }
         entry["audits"] = {{"pairs", n_audited}, {"unchecked", peer->stats.unchecked}};
+        entry["late"] = peer->stats.late;
+        entry["twice"] = {{"requests", peer->stats.twice}, {"other_first", peer->stats.twice_first}};
+        entry["patience"] = patience_json(peer->stats);
+        entry["links"] = links_json(peer->stats);
         coordinators.push_back(std::move(entry));
     }
     json unknown = json::array();
@@ -680,6 +804,13 @@ std::string Hub::make_status() const {
         entry["name"] = record.name;
         quarantined.push_back(std::move(entry));
     }
+    json events = json::array();
+    for (const Event& event : events_) {
+        events.push_back({{"time", time_json(event.time)},
+                          {"worker", event.worker},
+                          {"text", event.text},
+                          {"by", event.by.empty() ? "hub" : event.by}});
+    }
     const std::uint64_t total = swarm_.total_slices();
     const std::uint64_t missing = swarm_.missing_slices();
     const model::MoeModel& model = manifest_.model;
@@ -689,6 +820,7 @@ std::string Hub::make_status() const {
          {{"address", listener_.address().text()},
           {"https_port", http_->port()},
           {"fingerprint", identity_.fingerprint().hex()},
+          {"slices_sent", http_->slices_sent()},
           {"uptime_s", to_seconds(now() - started_)}}},
         {"model",
          {{"name", model.name},
@@ -706,7 +838,8 @@ std::string Hub::make_status() const {
         {"workers", workers},
         {"coordinators", coordinators},
         {"quarantine", quarantined},
-        {"unknown_layers", unknown}};
+        {"unknown_layers", unknown},
+        {"events", events}};
     return status.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

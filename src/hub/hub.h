@@ -7,6 +7,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -74,11 +75,13 @@ class Hub {
     bool settled() const { return settled_.load(); }
     // From any thread: how far the workers are with what they load now.
     Loading loading() const { return {loading_done_.load(), loading_total_.load()}; }
+    // From any thread: the program that registered by this name has computed with the workers.
+    bool has_computed_for(const std::string& process);
     // From any thread: the status as JSON, with the workers' counters as of now (waits for them at most 300 ms).
     std::string status_json();
-    // From any thread but the hub's: the operator trusts a worker again. Its name. Errors: those of Admission::clear(),
-    // timeout.
-    Result<std::string> clear(const std::string& worker);
+    // From any thread but the hub's: what the operator wants of a worker, which is named as for Admission::clear(). Its
+    // name. Errors: not_found, invalid (fits several), timeout.
+    Result<std::string> operate(Command command, const std::string& worker);
 
   private:
     struct Peer {
@@ -96,7 +99,7 @@ class Hub {
     };
 
     Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net::Identity identity, net::TlsContext tls,
-        net::Listener listener, std::string token, std::filesystem::path quarantine_path);
+        net::Listener listener, std::string token, const std::filesystem::path& state_dir);
 
     void accept();
     void serve(Peer& peer);
@@ -106,6 +109,8 @@ class Hub {
     bool admitted(const Peer& peer, const wire::fb::HelloT& hello);
     void drop(Peer& peer, const Error& error);
     void note_unknown(const wire::fb::StatsT& stats);
+    // For `linkcpp status`: what has happened. `worker`: an id, or nothing.
+    void note_event(const std::string& worker, std::string text, const Peer* by = nullptr);
     void send_routes();
     void send_coordinators();
     wire::fb::CoordinatorsT coordinators() const;
@@ -115,8 +120,12 @@ class Hub {
     void take_change(const Admission::Change& change);
     void take_ruling(const JudgedDispute& judged);
     void quarantine(const std::string& worker, const std::string& why);
-    void save_quarantine() const;
+    void tell_quarantined(const std::string& worker);
+    void save_trust() const;
+    void save_placement();
     void make_calls();
+    Result<std::string> clear(const std::string& worker);
+    Result<std::string> drain(const std::string& worker, bool drained);
     void heartbeat();
     void note_loading();
     void answer_status();
@@ -137,7 +146,9 @@ class Hub {
     std::set<std::string> known_keys_;
     std::string operator_token_;
     Tokens operator_tokens_;
-    std::filesystem::path quarantine_path_;
+    std::filesystem::path trust_path_;
+    std::filesystem::path placement_path_;
+    std::uint64_t n_placements_saved_ = 0;
     Swarm swarm_;
     Admission admission_;
     std::unique_ptr<Judge> judge_;  // while run() does
@@ -148,6 +159,13 @@ class Hub {
     };
     void add_audits(std::map<std::string, AuditSum>& sums, const wire::fb::StatsT& stats) const;
     std::map<std::string, AuditSum> past_audits_;  // of workers: by coordinators that are gone, and by the hub itself
+    struct Event {
+        std::int64_t time = 0;
+        std::string worker;  // name
+        std::string text;
+        std::string by;  // the program that says so; empty: the hub
+    };
+    std::deque<Event> events_;
     bool dispute_failed_ = false;
     TimePoint started_;
     TimePoint next_heartbeat_{};
@@ -161,8 +179,9 @@ class Hub {
     std::atomic<std::uint64_t> loading_done_{0};
     std::atomic<std::uint64_t> loading_total_{0};
 
-    std::mutex calls_mutex_;                    // guards calls_
+    std::mutex calls_mutex_;                    // guards the two below
     std::vector<std::function<void()>> calls_;  // to be made on the hub thread
+    std::set<std::string> computed_for_;        // processes
 
     std::mutex status_mutex_;  // guards the four below
     std::condition_variable status_ready_;

@@ -1,8 +1,10 @@
 #include "hub/swarm.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
+#include "hub/find_worker.h"
 
 namespace linkcpp::hub {
 namespace {
@@ -30,6 +32,21 @@ plan::Holdings both(const plan::Holdings& a, const plan::Holdings& b) {
 Swarm::Swarm(const model::Manifest& manifest, const Digest& model_id, Options options)
     : model_(manifest.model), model_id_(model_id), options_(options) {}
 
+void Swarm::remember(std::vector<RememberedWorker> workers, TimePoint now) {
+    for (RememberedWorker& known : workers) {
+        WorkerRecord& worker = workers_[known.id];
+        worker.id = known.id;
+        worker.hello.name = std::move(known.name);
+        worker.hello.memory_bytes = known.memory_bytes;
+        worker.share = std::move(known.share);
+        worker.drained = known.drained;
+        worker.assigned = worker.ready = worker.proven = plan::nothing(model_);
+        worker.left_at = now + options_.restart_grace - options_.grace;
+        placed_ = true;
+    }
+    first_join_ = now;
+}
+
 void Swarm::joined(const std::string& id, const fb::HelloT& hello, TimePoint now) {
     if (workers_.empty()) { first_join_ = now; }
     const auto [entry, is_new] = workers_.try_emplace(id);
@@ -46,6 +63,7 @@ void Swarm::joined(const std::string& id, const fb::HelloT& hello, TimePoint now
     worker.seen_at = now;
     worker.shard = {};
     worker.retry_at = {};
+    worker.told_epoch = 0;
     // A worker that is back gets its assignment again under a new epoch; placement only changes for a new one.
     worker.assigned = plan::nothing(model_);
     must_place_ = true;
@@ -72,17 +90,19 @@ bool Swarm::reported(const std::string& id, const fb::ShardT& shard, TimePoint n
     WorkerRecord& worker = found->second;
     worker.seen_at = now;
     worker.shard = shard;
-    if (shard.state == fb::ShardState::failed && shard.epoch == worker.epoch && worker.epoch != 0) {
+    const bool is_current = shard.epoch == worker.epoch && worker.epoch != 0;
+    const bool is_told = is_current && std::exchange(worker.told_epoch, worker.epoch) != worker.epoch;
+    if (shard.state == fb::ShardState::failed && is_current) {
         ask_again_later(worker, fmt::format("cannot load: {}", shard.error), now);
-        return false;
+        return is_told;
     }
-    const bool is_ready = shard.state == fb::ShardState::ready && shard.epoch == worker.epoch && worker.epoch != 0;
-    if (!is_ready || worker.ready_epoch == worker.epoch) { return false; }
+    const bool is_ready = shard.state == fb::ShardState::ready && is_current;
+    if (!is_ready || worker.ready_epoch == worker.epoch) { return is_told; }
     worker.ready_epoch = worker.epoch;
     worker.ready = worker.assigned;
     // What it was admitted for before it still is: those slices have not moved.
     must_assign_ = true;
-    return false;
+    return is_told;
 }
 
 bool Swarm::admitted(const std::string& id, std::uint32_t epoch) {
@@ -125,6 +145,19 @@ void Swarm::set_quarantined(const std::string& id, bool quarantined, TimePoint n
     changed_at_ = now;
 }
 
+bool Swarm::set_drained(const std::string& id, bool drained, TimePoint now) {
+    const auto found = workers_.find(id);
+    if (found == workers_.end() || found->second.drained == drained) { return false; }
+    found->second.drained = drained;
+    must_place_ = true;
+    changed_at_ = now;
+    return true;
+}
+
+Result<std::string> Swarm::find(std::string_view worker) const {
+    return find_worker(worker, workers_, [](const WorkerRecord& record) { return record.hello.name; }, "has joined");
+}
+
 void Swarm::reported(const std::string& id, const fb::StatsT& stats, TimePoint now) {
     const auto found = workers_.find(id);
     if (found == workers_.end()) { return; }
@@ -165,24 +198,26 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
     if (must_place_ && settled && enough) {
         std::vector<plan::Holder> holders;
         for (const auto& [id, worker] : workers_) {
-            const bool idle = worker.retry_at != TimePoint{} || worker.quarantined;
+            const bool idle = worker.retry_at != TimePoint{} || worker.quarantined || worker.drained;
             holders.push_back({id, idle ? 0 : worker.hello.memory_bytes, worker.share});
         }
         plan::Placement placement = plan::place(model_, holders, options_.n_replicas);
         std::size_t i = 0;
         for (auto& [id, worker] : workers_) { worker.share = std::move(placement.holders[i++]); }
         if (placement.missing_slices > 0 && !workers_.empty()) {
-            const bool some_out =
-                std::ranges::any_of(workers_, [](const auto& entry) { return entry.second.quarantined; });
-            log_warn(
-                "{} of {} slices find no place: the memory of the workers that may serve is too small{}; add workers "
-                "or "
-                "give them more (join --memory)",
-                placement.missing_slices, total_slices(), some_out ? " (some are in quarantine)" : "");
+            const auto n_out = static_cast<std::uint64_t>(std::ranges::count_if(
+                workers_, [](const auto& entry) { return entry.second.quarantined || entry.second.drained; }));
+            log_warn("{} of {} slices find no place: {}", placement.missing_slices, total_slices(),
+                     n_out == workers_.size()
+                         ? "every worker is in quarantine or drained (`linkcpp status` says why)"
+                         : fmt::format("the memory of the workers that may serve is too small{}; add workers or give "
+                                       "them more (join --memory)",
+                                       n_out == 0 ? "" : fmt::format(" ({} in quarantine or drained)", n_out)));
         }
         must_place_ = false;
         must_assign_ = true;
         placed_ = true;
+        ++n_placements_;
     }
     std::vector<std::string> changed;
     if (!must_assign_) { return changed; }
@@ -255,8 +290,9 @@ fb::RoutesT Swarm::routes() const {
         auto route = std::make_unique<fb::RouteT>();
         route->worker = id;
         route->name = worker.hello.name;
-        route->epoch = worker.epoch;
+        route->epoch = worker.told_epoch;
         route->slices = wire::encode_slices(to_slices(routable(worker)));
+        route->quarantined = worker.quarantined;
         routes.workers.push_back(std::move(route));
     }
     return routes;
@@ -266,7 +302,8 @@ bool Swarm::settled() const {
     if (!placed_ || must_place_ || must_assign_) { return false; }
     return std::ranges::all_of(workers_, [this](const auto& entry) {
         const WorkerRecord& worker = entry.second;
-        if (!worker.connected || worker.retry_at != TimePoint{} || worker.quarantined) { return true; }
+        if (worker.retry_at != TimePoint{} || worker.quarantined) { return true; }
+        if (!worker.connected) { return plan::count(worker.share) == 0; }  // it may come back
         return worker.shard.state == fb::ShardState::ready && worker.shard.epoch == worker.epoch &&
                plan::count(unproven(worker)) == 0;
     });

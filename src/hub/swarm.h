@@ -27,17 +27,28 @@ struct WorkerRecord {
     TimePoint left_at{};  // when not connected
     TimePoint seen_at{};
     std::uint32_t epoch = 0;        // of `assigned`
+    std::uint32_t told_epoch = 0;   // of the last assignment that it has heard of: coordinators go by that
     std::uint32_t ready_epoch = 0;  // of the last assignment that it has loaded
     plan::Holdings share;           // what placement gives it
     plan::Holdings assigned;        // what it was told to hold: its share, and perhaps more for a while
     plan::Holdings ready;           // what it has said that it holds
     plan::Holdings proven;          // of these, what it was admitted for
     bool quarantined = false;       // it has computed wrong: it is given nothing
+    bool drained = false;           // its operator wants it empty
     bool must_assign = false;       // also if nothing has changed: what was ready counts no more
     wire::fb::ShardT shard;         // its last report
     int n_failures = 0;             // to load, in a row
     TimePoint retry_at{};           // after a failure: until then others get its slices
     wire::fb::StatsT stats;
+};
+
+// What a hub that is started again knows of a worker from before.
+struct RememberedWorker {
+    std::string id;
+    std::string name;
+    std::uint64_t memory_bytes = 0;
+    bool drained = false;
+    plan::Holdings share;
 };
 
 class Swarm {
@@ -53,15 +64,18 @@ class Swarm {
         Duration retry =
             std::chrono::seconds(20);  // before a worker that could not load is asked again; then twice that, …
         Duration grace = std::chrono::seconds(15);  // a worker that comes back within it finds its share untouched
+        Duration restart_grace = std::chrono::seconds(30);  // the same after the hub itself was started again
     };
 
     Swarm(const model::Manifest& manifest, const Digest& model_id, Options options);
 
+    // Before anybody joins: what was placed before this hub was started again. Who does not come back in time loses it.
+    void remember(std::vector<RememberedWorker> workers, TimePoint now);
     void joined(const std::string& id, const wire::fb::HelloT& hello, TimePoint now);
     void left(const std::string& id, TimePoint now);
     // For good: nobody waits for it.
     void said_goodbye(const std::string& id, TimePoint now);
-    // True when what is routable has changed.
+    // True when the routes have changed.
     bool reported(const std::string& id, const wire::fb::ShardT& shard, TimePoint now);
     void reported(const std::string& id, const wire::fb::StatsT& stats, TimePoint now);
 
@@ -72,8 +86,16 @@ class Swarm {
     // It has computed wrong, or may serve again.
     void set_quarantined(const std::string& id, bool quarantined, TimePoint now);
 
+    // It is to be emptied, or filled again; what nobody else has it keeps until somebody has. False: it is so already.
+    bool set_drained(const std::string& id, bool drained, TimePoint now);
+    // The id of the worker of that name, id, or beginning of an id of six digits at least. Errors: not_found, invalid
+    // (fits several).
+    Result<std::string> find(std::string_view worker) const;
+
     // Places anew when it is time to. The ids of connected workers whose assignment has changed.
     std::vector<std::string> replan(TimePoint now);
+    // Grows with each placement.
+    std::uint64_t n_placements() const { return n_placements_; }
     // When to call replan() next; nothing waits: far away.
     TimePoint next_replan(TimePoint now) const;
 
@@ -103,6 +125,7 @@ class Swarm {
     bool must_place_ = false;   // membership has changed
     bool must_assign_ = false;  // somebody became ready
     bool placed_ = false;
+    std::uint64_t n_placements_ = 0;
     TimePoint changed_at_{};
     TimePoint first_join_{};
 };

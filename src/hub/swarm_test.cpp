@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "base/clock.h"
+#include "base/file.h"
+#include "hub/placement_file.h"
 
 namespace linkcpp::hub {
 namespace {
@@ -306,6 +310,115 @@ TEST_F(SwarmTest, a_worker_that_cannot_be_probed_is_asked_again_later) {
     clock_.advance(1min);
     settle();
     EXPECT_EQ(slices("a"), 18u);
+}
+
+TEST_F(SwarmTest, a_hub_that_is_started_again_finds_everything_where_it_was) {
+    for (const char* id : {"a", "b", "c"}) { join(id); }
+    settle();
+    ASSERT_TRUE(swarm_.set_drained("c", true, clock_.now()));
+    settle();
+    const Digest id = sha256(as_bytes("model"));
+    const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "placement.json";
+    ASSERT_TRUE(write_placement(swarm_.workers(), path, manifest_.model, id));
+    const auto before = swarm_.workers();
+
+    auto known = read_placement(path, manifest_.model, id);
+    ASSERT_TRUE(known) << known.error().message;
+    Swarm again(manifest_, id, {.first_epoch = 1000});
+    again.remember(*std::move(known), clock_.now());
+    EXPECT_FALSE(again.settled());
+    for (const char* worker : {"a", "c"}) {  // b takes longer
+        again.joined(worker, before.at(worker).hello, clock_.now());
+    }
+    clock_.advance(1s);
+    for (const std::string& changed : again.replan(clock_.now())) {
+        EXPECT_EQ(again.workers().at(changed).assigned, before.at(changed).share) << changed;
+    }
+    EXPECT_EQ(plan::count(again.workers().at("a").assigned), 18u);
+    EXPECT_TRUE(again.workers().at("c").drained);
+    clock_.advance(20s);
+    again.joined("b", before.at("b").hello, clock_.now());
+    clock_.advance(1s);
+    (void)again.replan(clock_.now());
+    EXPECT_EQ(again.workers().at("b").assigned, before.at("b").share);
+    EXPECT_EQ(again.workers().at("a").assigned, before.at("a").share);
+
+    EXPECT_TRUE(read_placement(path, manifest_.model, sha256(as_bytes("another")))->empty());
+    for (const char* text : {"", "{}", "[]", R"({"model": 3})", R"({"workers": [1]})"}) {
+        ASSERT_TRUE(write_file_atomically(path, text));
+        EXPECT_FALSE(read_placement(path, manifest_.model, id)) << text;
+    }
+    std::filesystem::remove(path);
+    EXPECT_TRUE(read_placement(path, manifest_.model, id)->empty());
+}
+
+TEST_F(SwarmTest, one_who_does_not_come_back_to_the_new_hub_loses_its_slices) {
+    RememberedWorker known{.id = "a", .name = "a", .memory_bytes = 1 << 20, .share = plan::nothing(manifest_.model)};
+    for (auto& layer : known.share) { layer.assign(12, true); }
+    swarm_.remember({known}, clock_.now());
+    join("b");
+    clock_.advance(29s);
+    (void)swarm_.replan(clock_.now());
+    EXPECT_LT(plan::count(swarm_.workers().at("b").assigned), 36u);
+    clock_.advance(2s);
+    settle();
+    EXPECT_EQ(slices("b"), 36u);
+    EXPECT_FALSE(swarm_.workers().contains("a"));
+}
+
+TEST_F(SwarmTest, a_drained_worker_keeps_each_slice_until_another_has_it) {
+    join("a");
+    settle();
+    ASSERT_TRUE(swarm_.set_drained("a", true, clock_.now()));
+    EXPECT_FALSE(swarm_.set_drained("a", true, clock_.now())) << "it is so already";
+    EXPECT_FALSE(swarm_.set_drained("nobody", true, clock_.now()));
+    settle();
+    EXPECT_EQ(swarm_.missing_slices(), 0u) << "nobody else has them";
+    join("b");
+    clock_.advance(1s);
+    for (const std::string& id : swarm_.replan(clock_.now())) {
+        EXPECT_EQ(id, "b");
+        loaded(id);
+    }
+    EXPECT_EQ(swarm_.missing_slices(), 0u) << "b has not shown yet what it can do";
+    EXPECT_EQ(plan::count(swarm_.workers().at("a").assigned), 36u);
+    ready("b");
+    settle();
+    EXPECT_EQ(plan::count(swarm_.workers().at("a").assigned), 0u);
+    EXPECT_EQ(slices("b"), 36u);
+    ASSERT_TRUE(swarm_.set_drained("a", false, clock_.now()));
+    settle();
+    EXPECT_EQ(slices("a"), 18u);
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+}
+
+TEST_F(SwarmTest, coordinators_go_by_an_epoch_once_the_worker_has_heard_of_it) {
+    join("a");
+    settle();
+    const std::uint32_t first = swarm_.routes().workers[0]->epoch;
+    EXPECT_EQ(first, swarm_.workers().at("a").epoch);
+    join("b");
+    clock_.advance(1s);
+    (void)swarm_.replan(clock_.now());
+    ready("b");
+    (void)swarm_.replan(clock_.now());  // a is told to give up what b has
+    ASSERT_NE(swarm_.workers().at("a").epoch, first);
+    EXPECT_EQ(swarm_.routes().workers[0]->epoch, first);
+    fb::ShardT shard;
+    shard.state = fb::ShardState::loading;
+    shard.epoch = swarm_.workers().at("a").epoch;
+    EXPECT_TRUE(swarm_.reported("a", shard, clock_.now()));
+    EXPECT_EQ(swarm_.routes().workers[0]->epoch, shard.epoch);
+    EXPECT_FALSE(swarm_.reported("a", shard, clock_.now())) << "nothing new";
+}
+
+TEST_F(SwarmTest, a_worker_is_found_by_its_name_its_id_or_enough_of_it) {
+    for (const char* id : {"abcdef1", "abcdef2", "ffffff"}) { join(id); }
+    EXPECT_EQ(swarm_.find("ffffff").value(), "ffffff");
+    EXPECT_EQ(swarm_.find("abcdef1").value(), "abcdef1");
+    EXPECT_EQ(swarm_.find("abcdef").error().kind, ErrorKind::invalid);
+    EXPECT_EQ(swarm_.find("fffff").error().kind, ErrorKind::not_found);
+    EXPECT_EQ(swarm_.find("").error().kind, ErrorKind::not_found);
 }
 
 }  // namespace

@@ -54,6 +54,7 @@ struct Link::Wire {
     std::size_t in_end = 0;
     RawBytes out;  // encrypted, not sent: from out_begin on
     std::size_t out_begin = 0;
+    std::uint64_t moved = 0;
 
     std::size_t pending() const { return out.size() - out_begin; }
 
@@ -70,6 +71,7 @@ struct Link::Wire {
                 return later;
             }
             out_begin += static_cast<std::size_t>(n);
+            moved += static_cast<std::uint64_t>(n);
         }
         out.clear();
         out_begin = 0;
@@ -96,6 +98,7 @@ struct Link::Wire {
             if (n <= 0) { return static_cast<int>(n); }
             wire.in_begin = 0;
             wire.in_end = static_cast<std::size_t>(n);
+            wire.moved += static_cast<std::uint64_t>(n);
         }
         const std::size_t n = std::min(static_cast<std::size_t>(length), wire.in_end - wire.in_begin);
         std::memcpy(data, wire.in.data() + wire.in_begin, n);
@@ -155,6 +158,10 @@ Link::~Link() = default;
 
 bool Link::idle() const {
     return out_.empty() && (!wire_ || wire_->pending() == 0);
+}
+
+std::uint64_t Link::moved() const {
+    return wire_ ? wire_->moved : moved_;
 }
 
 Status Link::flush_wire() {
@@ -265,7 +272,10 @@ Result<std::size_t> Link::read_some(std::span<std::byte> to) {
     if (!ssl_) {
         while (true) {
             const ssize_t n = ::recv(fd(), to.data(), to.size(), MSG_DONTWAIT);
-            if (n > 0) { return static_cast<std::size_t>(n); }
+            if (n > 0) {
+                moved_ += static_cast<std::uint64_t>(n);
+                return static_cast<std::size_t>(n);
+            }
             if (n == 0) { return fail(ErrorKind::disconnected, "{}: closed by the peer", name_); }
             if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOTCONN) { return 0; }
             if (errno != EINTR) { return fail_errno(errno, name_); }
@@ -320,6 +330,7 @@ Status Link::write_now(std::span<ByteView> parts) {
         if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOTCONN) { return {}; }
         return fail_errno(errno, name_);
     }
+    moved_ += static_cast<std::uint64_t>(n);
     for (ByteView& part : parts) {
         const std::size_t taken = std::min(part.size(), static_cast<std::size_t>(n));
         part = part.subspan(taken);

@@ -90,6 +90,10 @@ class Link {
     const std::string& name() const { return name_; }
     void rename(std::string name) { name_ = std::move(name); }
     const LinkCounters& counters() const { return counters_; }
+    // A part of a frame is here, and the rest is to come.
+    bool in_frame() const { return in_begin_ != in_end_; }
+    // Bytes that have gone through the socket either way, parts of frames too: it moves, so somebody is there.
+    std::uint64_t moved() const;
 
     static constexpr std::size_t kMaxQueuedBytes = 256u << 20;
 
@@ -127,6 +131,7 @@ class Link {
     std::size_t in_begin_ = 0;
     std::size_t in_end_ = 0;
     LinkCounters counters_;
+    std::uint64_t moved_ = 0;  // of a plain link
 };
 
 // Waits until `link` has something to do or `timeout` has passed; for callers that have one link and all the time.

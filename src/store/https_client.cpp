@@ -92,6 +92,11 @@ Result<HttpsClient::Answer> HttpsClient::request(const char* method, const std::
                                                  const OnBytes& on_bytes) {
     Answer answer{.status = 0, .url = fmt::format("https://{}{}", address_.text(), path), .body = {}};
     Sink sink{.limit = limit, .on_bytes = &on_bytes};
+    if (std::string_view(method) == "PUT") {
+        curl_easy_setopt(handle_->curl, CURLOPT_POSTFIELDS, "");  // an empty body has a length, too
+    } else {
+        curl_easy_setopt(handle_->curl, CURLOPT_HTTPGET, 1L);
+    }
     curl_easy_setopt(handle_->curl, CURLOPT_CUSTOMREQUEST, method);
     curl_easy_setopt(handle_->curl, CURLOPT_URL, answer.url.c_str());
     curl_easy_setopt(handle_->curl, CURLOPT_WRITEDATA, &sink);
@@ -109,12 +114,21 @@ Result<Bytes> HttpsClient::get(const std::string& path, std::uint64_t limit, con
     return std::move(answer.body);
 }
 
+Result<std::string> HttpsClient::put(const std::string& path, const std::string& name, const std::string& value) {
+    return change("PUT", path, name, value);
+}
+
 Result<std::string> HttpsClient::remove(const std::string& path, const std::string& name, const std::string& value) {
+    return change("DELETE", path, name, value);
+}
+
+Result<std::string> HttpsClient::change(const char* method, const std::string& path, const std::string& name,
+                                        const std::string& value) {
     static constexpr std::uint64_t kMaxText = 64u << 10;
     char* escaped = curl_easy_escape(handle_->curl, value.c_str(), static_cast<int>(value.size()));
     const std::string full = fmt::format("{}?{}={}", path, name, escaped != nullptr ? escaped : "");
     curl_free(escaped);
-    LINKCPP_TRY(const Answer answer, request("DELETE", full, kMaxText, {}));
+    LINKCPP_TRY(const Answer answer, request(method, full, kMaxText, {}));
     std::string text(as_text(answer.body));
     if (answer.status == 200) { return text; }
     if (answer.status == 400 || answer.status == 404) { return fail(ErrorKind::invalid, "{}", text); }

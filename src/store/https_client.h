@@ -28,7 +28,8 @@ class HttpsClient {
     using OnBytes = std::function<bool(std::uint64_t)>;
     Result<Bytes> get(const std::string& path, std::uint64_t limit, const OnBytes& on_bytes = {});
 
-    // DELETE `path`, with "?NAME=VALUE" behind it. Errors: as above, where the hub says why in its words.
+    // PUT or DELETE `path`, with "?NAME=VALUE" behind it. Errors: as above, where the hub says why in its words.
+    Result<std::string> put(const std::string& path, const std::string& name, const std::string& value);
     Result<std::string> remove(const std::string& path, const std::string& name, const std::string& value);
 
   private:
@@ -38,6 +39,8 @@ class HttpsClient {
         Bytes body;
     };
     Result<Answer> request(const char* method, const std::string& path, std::uint64_t limit, const OnBytes& on_bytes);
+    Result<std::string> change(const char* method, const std::string& path, const std::string& name,
+                               const std::string& value);
 
     struct Handle;
     std::unique_ptr<Handle> handle_;

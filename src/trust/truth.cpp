@@ -296,9 +296,13 @@ bool Findings::passed() const {
 
 std::string to_string(const RowFit& fit) {
     if (!fit.difference.finite) { return "with numbers that are not finite"; }
-    return fmt::format("off by {:.2e} of its length (tolerance {:.0e}), {:.2e} at one place ({:.0e})",
-                       fit.difference.relative_l2, fit.tolerance.relative_l2, fit.difference.relative_max,
-                       fit.tolerance.relative_max);
+    const expert::Difference& off = fit.difference;
+    // Small enough, and yet not held: then it is the way in which it is spread.
+    const bool is_small =
+        off.relative_l2 <= fit.tolerance.relative_l2 && off.relative_max <= fit.tolerance.relative_max;
+    return fmt::format("off by {:.2e} of its length (tolerance {:.0e}), {:.2e} at one place ({:.0e}){}",
+                       off.relative_l2, fit.tolerance.relative_l2, off.relative_max, fit.tolerance.relative_max,
+                       is_small && !fit.holds ? ", which is little, but not spread as rounding spreads it" : "");
 }
 
 std::map<Part, FfnRounding> Findings::roundings() const {

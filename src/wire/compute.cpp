@@ -38,6 +38,7 @@ std::string_view to_string(Outcome outcome) {
         case Outcome::not_held: return "expert not held";
         case Outcome::overloaded: return "overloaded";
         case Outcome::failed: return "device failed";
+        case Outcome::expired: return "request too old";
     }
     return "unknown outcome";
 }
@@ -55,6 +56,7 @@ std::span<std::byte> encode(const ComputeRequest& request, std::span<const Pair>
     store_le(p + 37, static_cast<std::uint8_t>(request.row_type));
     store_le(p + 38, request.product);
     store_le<std::uint8_t>(p + 39, 0);
+    store_le(p + 40, request.deadline_us);
     std::memcpy(p + ComputeRequest::kHeaderBytes, pairs.data(), pairs.size_bytes());
     return payload.subspan(ComputeRequest::kHeaderBytes + pairs.size_bytes());
 }
@@ -85,6 +87,7 @@ Result<DecodedRequest> decode_compute_request(ByteView payload) {
                     header.product);
     }
     if (p[39] != std::byte{0}) { return fail(ErrorKind::corrupt, "compute request: byte 39 is not 0"); }
+    header.deadline_us = load_le<std::uint64_t>(p + 40);
     LINKCPP_CHECK(check_rows(header.n_rows, header.n_in));
     if (header.n_rows == 0 || header.n_rows > kMaxRows || header.n_pairs < header.n_rows ||
         header.n_pairs > kMaxPairs) {
@@ -113,6 +116,7 @@ std::span<std::byte> encode(const ComputeAnswer& answer, std::span<std::byte> pa
     store_le(p + 16, answer.n_out);
     store_le(p + 20, answer.compute_us);
     store_le(p + 24, answer.first);
+    store_le(p + 28, answer.clock_us);
     return payload.subspan(ComputeAnswer::kHeaderBytes);
 }
 
@@ -126,9 +130,8 @@ Result<DecodedAnswer> decode_compute_answer(ByteView payload) {
     ComputeAnswer& header = answer.header;
     header.id = load_le<std::uint64_t>(p);
     const auto outcome = load_le<std::uint16_t>(p + 8);
-    if (outcome > static_cast<std::uint16_t>(Outcome::failed)) {
-        return fail(ErrorKind::corrupt, "outcome: expected 0 to 6, got {}", outcome);
-    }
+    constexpr auto kLast = static_cast<std::uint16_t>(Outcome::expired);
+    if (outcome > kLast) { return fail(ErrorKind::corrupt, "outcome: expected 0 to {}, got {}", kLast, outcome); }
     header.outcome = static_cast<Outcome>(outcome);
     LINKCPP_TRY(header.row_type, decode_row_type(p[10]));
     if (p[11] != std::byte{0}) { return fail(ErrorKind::corrupt, "compute answer: byte 11 is not 0"); }
@@ -136,6 +139,7 @@ Result<DecodedAnswer> decode_compute_answer(ByteView payload) {
     header.n_out = load_le<std::uint32_t>(p + 16);
     header.compute_us = load_le<std::uint32_t>(p + 20);
     header.first = load_le<std::uint32_t>(p + 24);
+    header.clock_us = load_le<std::uint64_t>(p + 28);
     LINKCPP_CHECK(check_rows(header.n_rows, header.n_out));
     if (header.first > kMaxPairs) {
         return fail(ErrorKind::corrupt, "compute answer: row {} of at most {}", header.first, kMaxPairs);

@@ -14,7 +14,10 @@
 //       38  u8   product: 0 for the experts' whole FFN; else the role of one weight, and the rows' products by it alone
 //                come back (exact mode only): 1 gate, 2 up, 3 down, 4 gate and up merged
 //       39  u8   0
-//       40  n_pairs × { u16 row, u16 expert, f32 weight }
+//       40  u64  deadline: from when on nobody wants the answer, in µs of the worker's clock (byte 28 of its answers);
+//       0
+//                while that is not known
+//       48  n_pairs × { u16 row, u16 expert, f32 weight }
 //        .  n_rows × n_in numbers: {n_in, n_rows} in ggml order
 //
 // Compute answer, one or several to a request: in exact mode a worker may send the rows in parts, in order, each as
@@ -30,11 +33,13 @@
 //       16  u32  n_out: numbers in a row; of a whole FFN n_in
 //       20  u32  time spent computing, µs: of this part
 //       24  u32  first: how many rows of this answer were in earlier parts
-//       28  n_rows × n_out numbers
+//       28  u64  the worker's clock when it sent this, µs from some moment of its own; it never runs backwards
+//       36  n_rows × n_out numbers
 //
-// With 8 pairs a request takes 112 bytes besides its rows, frame header included.
+// With 8 pairs a request takes 120 bytes besides its rows, frame header included.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 
 #include "base/bytes.h"
@@ -59,7 +64,8 @@ enum class Outcome : std::uint16_t {
     stale_epoch = 3,    // the worker's slice set has changed
     not_held = 4,       // a layer or expert that this worker does not hold
     overloaded = 5,
-    failed = 6,  // the device refused
+    failed = 6,   // the device refused
+    expired = 7,  // the request was too old when its turn came
 };
 std::string_view to_string(Outcome outcome);
 
@@ -72,13 +78,16 @@ struct Pair {
 };
 static_assert(sizeof(Pair) == 8);
 
+// How often a worker that owes an answer says that it lives (control message Pulse).
+inline constexpr std::chrono::milliseconds kPulseEvery{100};
+
 inline constexpr std::uint8_t kMaxProduct = 4;
 
 inline constexpr std::uint32_t kMaxRows = 65'535;
 inline constexpr std::uint32_t kMaxPairs = 1u << 20;
 
 struct ComputeRequest {
-    static constexpr std::size_t kHeaderBytes = 40;
+    static constexpr std::size_t kHeaderBytes = 48;
     std::uint64_t id = 0;
     std::uint64_t model = 0;
     std::uint32_t epoch = 0;
@@ -89,6 +98,7 @@ struct ComputeRequest {
     Mode mode = Mode::exact;
     RowType row_type = RowType::f32;
     std::uint8_t product = 0;
+    std::uint64_t deadline_us = 0;
 
     std::size_t row_bytes() const { return n_in * bytes_per_value(row_type); }
     std::size_t payload_bytes() const { return kHeaderBytes + n_pairs * sizeof(Pair) + n_rows * row_bytes(); }
@@ -113,7 +123,7 @@ struct DecodedRequest {
 Result<DecodedRequest> decode_compute_request(ByteView payload);
 
 struct ComputeAnswer {
-    static constexpr std::size_t kHeaderBytes = 28;
+    static constexpr std::size_t kHeaderBytes = 36;
     std::uint64_t id = 0;
     Outcome outcome = Outcome::done;
     RowType row_type = RowType::f32;
@@ -121,6 +131,7 @@ struct ComputeAnswer {
     std::uint32_t n_out = 0;
     std::uint32_t compute_us = 0;
     std::uint32_t first = 0;
+    std::uint64_t clock_us = 0;
 
     std::size_t payload_bytes() const { return kHeaderBytes + n_rows * std::size_t{n_out} * bytes_per_value(row_type); }
 };

@@ -20,7 +20,8 @@ Bytes sample_request() {
                                  .n_pairs = 3,
                                  .n_in = 2,
                                  .mode = Mode::partial,
-                                 .row_type = RowType::f32};
+                                 .row_type = RowType::f32,
+                                 .deadline_us = 0x0a0b};
     const std::array pairs{Pair{0, 258, 1.0f}, Pair{0, 3, 0.5f}, Pair{1, 4, -2.0f}};
     Bytes payload(request.payload_bytes());
     const auto rows = encode(request, pairs, payload);
@@ -36,7 +37,8 @@ Bytes sample_answer() {
                                .n_rows = 2,
                                .n_out = 3,
                                .compute_us = 9,
-                               .first = 11};
+                               .first = 11,
+                               .clock_us = 0x0c0d};
     Bytes payload(answer.payload_bytes());
     std::ranges::fill(encode(answer, payload), std::byte{0xab});
     return payload;
@@ -54,6 +56,7 @@ TEST(ComputeRequest, has_golden_bytes) {
               "02"
               "01"
               "0000"
+              "0b0a000000000000"
               "00000201"
               "0000803f"
               "00000300"
@@ -72,6 +75,7 @@ TEST(ComputeRequest, round_trips) {
     ASSERT_TRUE(request) << request.error().message;
     EXPECT_EQ(request->header.id, 0x0807060504030201u);
     EXPECT_EQ(request->header.layer, 7u);
+    EXPECT_EQ(request->header.deadline_us, 0x0a0bu);
     EXPECT_EQ(request->header.mode, Mode::partial);
     EXPECT_EQ(request->pair(0), (Pair{0, 258, 1.0f}));
     EXPECT_EQ(request->pair(2), (Pair{1, 4, -2.0f}));
@@ -128,8 +132,9 @@ TEST(ComputeAnswer, round_trips) {
     EXPECT_EQ(answer->header.n_rows, 2u);
     EXPECT_EQ(answer->header.compute_us, 9u);
     EXPECT_EQ(answer->header.first, 11u);
+    EXPECT_EQ(answer->header.clock_us, 0x0c0du);
     EXPECT_EQ(answer->rows.size(), 12u);
-    EXPECT_EQ(to_hex(payload).substr(0, 56),
+    EXPECT_EQ(to_hex(payload).substr(0, 72),
               "0102030405060708"
               "0000"
               "02"
@@ -137,7 +142,8 @@ TEST(ComputeAnswer, round_trips) {
               "02000000"
               "03000000"
               "09000000"
-              "0b000000");
+              "0b000000"
+              "0d0c000000000000");
 }
 
 TEST(ComputeAnswer, every_truncation_is_corrupt) {

@@ -12,7 +12,7 @@ constexpr std::size_t kMaxTables = 1u << 20;
 }  // namespace
 
 std::vector<std::string> features() {
-    return {"exact", "partial", "f16", "probe"};
+    return {"exact", "partial", "f16", "probe", "pulse"};
 }
 
 Bytes encode_control(const ControlT& control) {

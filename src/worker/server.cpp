@@ -5,17 +5,31 @@
 #include <cstring>
 
 #include <poll.h>
+#include <sys/ioctl.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "expert/half.h"
+#include "wire/control.h"
 #include "wire/frame.h"
 
 namespace linkcpp::worker {
 namespace {
 
+// After so long without a request nobody has to be told anything.
+constexpr Duration kPulseIdle = std::chrono::seconds(1);
+
 TimePoint now() {
     return std::chrono::steady_clock::now();
+}
+
+std::uint64_t clock_us() {
+    return static_cast<std::uint64_t>(now().time_since_epoch() / std::chrono::microseconds(1));
+}
+
+bool has_unread(const net::Link& link) {
+    int n = 0;
+    return ::ioctl(link.fd(), FIONREAD, &n) == 0 && n > 0;
 }
 
 wire::Outcome outcome_of(const Error& error) {
@@ -24,6 +38,7 @@ wire::Outcome outcome_of(const Error& error) {
         case ErrorKind::invalid:
         case ErrorKind::corrupt: return wire::Outcome::malformed;
         case ErrorKind::overloaded: return wire::Outcome::overloaded;
+        case ErrorKind::timeout: return wire::Outcome::expired;
         case ErrorKind::unsupported: return wire::Outcome::unknown_model;
         default: return wire::Outcome::failed;
     }
@@ -50,9 +65,35 @@ constexpr std::size_t kPartBytes = 1u << 20;
 
 }  // namespace
 
-Server::Server(expert::Engine& engine) : engine_(engine), thread_([this](const std::stop_token& stop) { run(stop); }) {}
+class Server::AtWork {
+  public:
+    AtWork(Server& server, Lock& lock, const net::Link* asking) : server_(server), lock_(lock) {
+        server_.asking_ = asking;
+        server_.at_work_ = true;
+        if (server_.pulse_sleeps_) { server_.pulse_wanted_.notify_one(); }
+        lock_.unlock();
+    }
+    ~AtWork() {
+        lock_.lock();
+        server_.asking_ = nullptr;
+        server_.at_work_ = false;
+        server_.worked_at_ = now();
+    }
+    AtWork(const AtWork&) = delete;
+    AtWork& operator=(const AtWork&) = delete;
+
+  private:
+    Server& server_;
+    Lock& lock_;
+};
+
+Server::Server(expert::Engine& engine)
+    : engine_(engine),
+      thread_([this](const std::stop_token& stop) { run(stop); }),
+      pulse_thread_([this](const std::stop_token& stop) { pulse(stop); }) {}
 
 Server::~Server() {
+    pulse_thread_.request_stop();
     thread_.request_stop();
     wake_.signal();
 }
@@ -73,15 +114,24 @@ void Server::post(std::function<void()> work) {
     wake_.signal();
 }
 
-void Server::work_one() {
-    std::function<void()> work;
+void Server::set_epochs(std::vector<std::uint32_t> epochs) {
     {
         const std::lock_guard lock(inbox_mutex_);
+        inbox_epochs_ = std::move(epochs);
+    }
+    wake_.signal();
+}
+
+void Server::work_one(Lock& lock) {
+    std::function<void()> work;
+    {
+        const std::lock_guard inbox(inbox_mutex_);
         if (work_.empty()) { return; }
         work = std::move(work_.front());
         work_.pop_front();
         if (!work_.empty()) { wake_.signal(); }
     }
+    const AtWork at_work(*this, lock, nullptr);
     work();
 }
 
@@ -92,14 +142,19 @@ void Server::adopt() {
         clients_.push_back(std::move(client));
     }
     inbox_.clear();
+    epochs_ = inbox_epochs_;
 }
 
 void Server::run(const std::stop_token& stop) {
     std::vector<pollfd> entries;
+    Lock lock(links_mutex_);
     while (!stop.stop_requested()) {
         entries.assign(1, {wake_.fd(), POLLIN, 0});
         for (const Client& client : clients_) { entries.push_back({client.link->fd(), client.link->events(), 0}); }
-        if (::poll(entries.data(), entries.size(), -1) <= 0) { continue; }
+        lock.unlock();
+        const int n_ready = ::poll(entries.data(), entries.size(), -1);
+        lock.lock();
+        if (n_ready <= 0) { continue; }
         const std::size_t n_known = clients_.size();
         if (entries[0].revents != 0) {
             wake_.clear();
@@ -109,17 +164,17 @@ void Server::run(const std::stop_token& stop) {
             // A new link may have its first request in its own buffer already, where poll() does not see it.
             if (i < n_known && entries[i + 1].revents == 0) { continue; }
             Client& client = clients_[i];
-            if (serve(*client.link)) { continue; }
+            if (serve(*client.link, lock)) { continue; }
             client.link.reset();
             client.alive->store(false, std::memory_order_release);
             closed_.signal();
         }
         std::erase_if(clients_, [](const Client& client) { return client.link == nullptr; });
-        if (entries[0].revents != 0) { work_one(); }
+        if (entries[0].revents != 0) { work_one(lock); }
     }
 }
 
-bool Server::serve(net::Link& link) {
+bool Server::serve(net::Link& link, Lock& lock) {
     Status status = link.flush();
     while (status) {
         const net::LinkCounters before = link.counters();
@@ -130,7 +185,7 @@ bool Server::serve(net::Link& link) {
         }
         if (!*frame) { return true; }
         if ((*frame)->type == wire::FrameType::compute_request) {
-            status = answer(link, (*frame)->payload);
+            status = answer(link, (*frame)->payload, lock);
         } else if ((*frame)->type != wire::FrameType::control) {
             status = fail(ErrorKind::corrupt, "{}: sent an answer where requests are expected", link.name());
         }
@@ -145,10 +200,20 @@ bool Server::serve(net::Link& link) {
     return false;
 }
 
-Status Server::answer(net::Link& link, ByteView payload) {
+Status Server::answer(net::Link& link, ByteView payload, Lock& lock) {
     auto request = wire::decode_compute_request(payload);
     // What cannot be decoded has no id to answer to: the link is closed.
     if (!request) { return fail_with(link.name(), request.error()); }
+    const wire::ComputeRequest& header = request->header;
+    if (std::ranges::find(epochs_, header.epoch) == epochs_.end()) {
+        ++stats_.stale;
+        return refuse(link, header, wire::Outcome::stale_epoch, 0);
+    }
+    const auto is_expired = [&] { return header.deadline_us != 0 && clock_us() > header.deadline_us; };
+    if (is_expired()) {
+        ++stats_.expired;
+        return refuse(link, header, wire::Outcome::expired, 0);
+    }
     Status sent;
     TimePoint since = now();
     const auto lap_us = [&] {
@@ -156,29 +221,68 @@ Status Server::answer(net::Link& link, ByteView payload) {
         stats_.busy_us += static_cast<std::uint64_t>(elapsed);
         return static_cast<std::uint32_t>(elapsed);
     };
-    const Status computed = compute(*request, [&](const expert::RowPart& part) {
-        sent = send_rows(link, request->header, part, lap_us());
-        since = now();
-        return sent;
-    });
+    Status computed;
+    {
+        const AtWork at_work(*this, lock, &link);
+        computed = compute(*request, [&](const expert::RowPart& part) -> Status {
+            const std::uint32_t us = lap_us();
+            if (is_expired()) { return fail(ErrorKind::timeout, "nobody wants this any more"); }
+            const std::lock_guard links(links_mutex_);
+            sent = send_rows(link, header, part, us);
+            since = now();
+            return sent;
+        });
+    }
     if (!sent) { return sent; }
     if (computed) {
         ++stats_.requests;
-        stats_.pairs += request->header.n_pairs;
-        stats_.rows += request->header.n_rows;
+        stats_.pairs += header.n_pairs;
+        stats_.rows += header.n_rows;
         return {};
     }
-    ++stats_.refused;
     log_debug("{}: request refused: {}", link.name(), computed.error().message);
-    const wire::ComputeAnswer refusal{.id = request->header.id,
-                                      .outcome = outcome_of(computed.error()),
-                                      .row_type = request->header.row_type,
+    stats_.expired += computed.error().kind == ErrorKind::timeout ? 1 : 0;
+    return refuse(link, header, outcome_of(computed.error()), lap_us());
+}
+
+Status Server::refuse(net::Link& link, const wire::ComputeRequest& request, wire::Outcome outcome,
+                      std::uint32_t compute_us) {
+    ++stats_.refused;
+    const wire::ComputeAnswer refusal{.id = request.id,
+                                      .outcome = outcome,
+                                      .row_type = request.row_type,
                                       .n_rows = 0,
-                                      .n_out = request->header.n_in,
-                                      .compute_us = lap_us()};
+                                      .n_out = request.n_in,
+                                      .compute_us = compute_us,
+                                      .clock_us = clock_us()};
     std::array<std::byte, wire::ComputeAnswer::kHeaderBytes> head{};
     wire::encode(refusal, head);
     return link.send(wire::FrameType::compute_answer, {head});
+}
+
+void Server::pulse(const std::stop_token& stop) {
+    Lock lock(links_mutex_);
+    while (!stop.stop_requested()) {
+        if (!at_work_ && now() - worked_at_ > kPulseIdle) {
+            pulse_sleeps_ = true;
+            pulse_wanted_.wait(lock, stop, [this] { return at_work_; });
+            pulse_sleeps_ = false;
+        }
+        pulse_wanted_.wait_for(lock, stop, wire::kPulseEvery, [] { return false; });
+        send_pulses();
+    }
+}
+
+void Server::send_pulses() {
+    for (const Client& client : clients_) {
+        if (client.link == nullptr) { continue; }
+        net::Link& link = *client.link;
+        // Nobody waits; or what is still to be written says more.
+        const bool is_owed = &link == asking_ || link.in_frame() || has_unread(link);
+        if (!is_owed || !link.established() || !link.idle()) { continue; }
+        // If it cannot be sent the data thread will find out why.
+        (void)link.send(wire::FrameType::control, {wire::encode_control(wire::fb::PulseT{})});
+    }
 }
 
 Status Server::send_rows(net::Link& link, const wire::ComputeRequest& request, const expert::RowPart& part,
@@ -188,7 +292,8 @@ Status Server::send_rows(net::Link& link, const wire::ComputeRequest& request, c
                                .row_type = request.row_type,
                                .n_out = static_cast<std::uint32_t>(part.n_out),
                                .compute_us = compute_us,
-                               .first = static_cast<std::uint32_t>(part.first)};
+                               .first = static_cast<std::uint32_t>(part.first),
+                               .clock_us = clock_us()};
     const std::size_t row_bytes = part.n_out * wire::bytes_per_value(request.row_type);
     const std::size_t most = std::max<std::size_t>(1, kPartBytes / row_bytes) * part.n_out;
     for (std::span<const float> left = part.rows; !left.empty();) {

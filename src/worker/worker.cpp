@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/platform.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "net/socket.h"
 
@@ -23,6 +24,9 @@ constexpr Duration kMaxDelay = 10s;
 constexpr Duration kProgressEvery = 500ms;
 // A hub that has said nothing for this many heartbeats is gone, even if its socket is not.
 constexpr int kMissedHeartbeats = 10;
+constexpr std::size_t kMaxNotice = 1000;
+// Assignments that coordinators may still go by.
+constexpr std::size_t kMaxEpochs = 16;
 // Of the memory that is free, what is left for activations and for everybody else.
 constexpr double kMemoryShare = 0.8;
 
@@ -76,12 +80,12 @@ Result<std::unique_ptr<Worker>> Worker::make(WorkerOptions options, net::Identit
 
 Status Worker::run(const std::stop_token& stop) {
     const std::stop_callback wake(stop, [this] { stop_wakeup_.signal(); });
-    Duration delay = kFirstDelay;
+    Backoff backoff(kFirstDelay, kMaxDelay);
     while (!stop.stop_requested()) {
         Status status;
         if (auto hub = join()) {
             log_info("joined {} as {}", (*hub)->name(), options_.name);
-            delay = kFirstDelay;
+            backoff.reset();
             status = session(**hub, stop);
             if (stop.stop_requested()) {
                 (void)net::send_message(**hub, fb::GoodbyeT{});
@@ -92,9 +96,9 @@ Status Worker::run(const std::stop_token& stop) {
             status = std::unexpected(hub.error());
         }
         if (is_final(status.error())) { return status; }
-        log_warn("{}; trying again in {:.1f} s", status.error().message, to_seconds(delay));
-        if (!sleep_until(stop_wakeup_, stop, delay)) { break; }
-        delay = std::min<Duration>(delay * 2, kMaxDelay);
+        const Duration pause = backoff.next();
+        log_warn("{}; trying again in {:.1f} s", status.error().message, to_seconds(pause));
+        if (!sleep_until(stop_wakeup_, stop, pause)) { break; }
     }
     return {};
 }
@@ -158,12 +162,22 @@ Status Worker::handle(const wire::ControlT& message) {
         asked_ = ask->sequence;
     } else if (const auto* manifest = message.body.AsManifest()) {
         LINKCPP_TRY(model::Manifest parsed, model::Manifest::from_json(manifest->json));
-        model_id_ = sha256(as_bytes(manifest->json));
+        const Digest id = sha256(as_bytes(manifest->json));
+        if (id != model_id_) { epochs_.clear(); }
+        model_id_ = id;
         manifest_ = std::make_shared<const model::Manifest>(std::move(parsed));
+        const auto smallest = std::ranges::min_element(manifest_->model.layers, {}, &model::MoeLayer::slice_bytes);
+        if (smallest != manifest_->model.layers.end() && options_.memory_bytes < smallest->slice_bytes()) {
+            log_warn(
+                "{} for slices, and the smallest of {} takes {}: this worker can hold none; give it more (--memory)",
+                format_bytes(options_.memory_bytes), manifest_->model.name, format_bytes(smallest->slice_bytes()));
+        }
     } else if (const auto* assignment = message.body.AsAssign()) {
         return assign(*assignment);
     } else if (const auto* probe = message.body.AsProbe()) {
         prober_.start(*probe, manifest_, model_id_);
+    } else if (const auto* notice = message.body.AsNotice()) {
+        log_warn("the hub says: {}", one_line(notice->text.substr(0, kMaxNotice)));
     } else if (const auto* coordinators = message.body.AsCoordinators()) {
         set_coordinators(*coordinators);
     }
@@ -176,6 +190,10 @@ Status Worker::assign(const fb::AssignT& assign) {
         return fail(ErrorKind::corrupt, "hub: an assignment for a model whose manifest it has not sent");
     }
     LINKCPP_TRY(wire::SliceSet slices, wire::decode_slices(assign.slices));
+    // A coordinator learns of this a moment sooner or later than this worker, or, while the hub is away, much later.
+    epochs_.push_back(assign.epoch);
+    if (epochs_.size() > kMaxEpochs) { epochs_.erase(epochs_.begin()); }
+    server_.set_epochs(epochs_);
     log_info("assigned {} slices of {}", wire::n_slices(slices), manifest_->model.name);
     loader_.load(
         {.epoch = assign.epoch,
@@ -190,11 +208,10 @@ void Worker::set_coordinators(const fb::CoordinatorsT& coordinators) {
     std::map<std::string, Peer> peers;
     for (const auto& coordinator : coordinators.coordinators) {
         const auto known = peers_.find(coordinator->id);
-        if (known != peers_.end() && known->second.coordinator == *coordinator) {
-            peers[coordinator->id] = known->second;
-        } else {
-            peers[coordinator->id] = {*coordinator, std::make_shared<std::atomic<bool>>(false), now(), kFirstDelay};
-        }
+        const bool is_same = known != peers_.end() && known->second.coordinator == *coordinator;
+        peers.insert_or_assign(coordinator->id, is_same ? known->second
+                                                        : Peer{*coordinator, std::make_shared<std::atomic<bool>>(false),
+                                                               now(), Backoff(kFirstDelay, kMaxDelay)});
     }
     peers_ = std::move(peers);  // links to coordinators that are gone end by themselves
 }
@@ -203,9 +220,9 @@ void Worker::dial() {
     for (auto& [id, peer] : peers_) {
         if (peer.alive->load() || now() < peer.next_try) { continue; }
         const Status status = dial_one(peer.coordinator, peer.alive);
-        const bool first = peer.delay == kFirstDelay;
-        peer.delay = status ? kFirstDelay : std::min<Duration>(peer.delay * 2, kMaxDelay);
-        peer.next_try = now() + peer.delay;
+        const bool first = peer.backoff.n_failures() == 0;
+        if (status) { peer.backoff.reset(); }
+        peer.next_try = now() + (status ? kFirstDelay : peer.backoff.next());
         // The first time it may only have ended, and the hub has not said so yet.
         if (!status) {
             log_line(first ? LogLevel::debug : LogLevel::warn,
@@ -271,6 +288,8 @@ Status Worker::report(net::Link& hub, std::uint64_t sequence) {
     stats.bytes_in = s.bytes_in;
     stats.bytes_out = s.bytes_out;
     stats.refused = s.refused;
+    stats.expired = s.expired;
+    stats.stale = s.stale;
     stats.resident_bytes = resident_bytes();
     return net::send_message(hub, stats);
 }

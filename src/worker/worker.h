@@ -12,7 +12,9 @@
 #include <memory>
 #include <stop_token>
 #include <string>
+#include <vector>
 
+#include "base/backoff.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "expert/engine.h"
@@ -51,7 +53,7 @@ class Worker {
         wire::fb::CoordinatorT coordinator;
         std::shared_ptr<std::atomic<bool>> alive;
         TimePoint next_try{};
-        Duration delay{};
+        Backoff backoff;
     };
 
     Worker(WorkerOptions options, net::Identity identity, net::TlsContext tls, store::SliceStore store,
@@ -81,6 +83,8 @@ class Worker {
     wire::fb::WelcomeT welcome_;
     std::shared_ptr<const model::Manifest> manifest_;
     Digest model_id_;
+    std::vector<std::uint32_t>
+        epochs_;  // of the sets of slices of this model that it was told to hold, the latest last
     std::map<std::string, Peer> peers_;  // by coordinator id
     std::uint64_t asked_ = 0;            // sequence of the hub's last question
 };

@@ -119,11 +119,11 @@ class Admission(SwarmTest):
         process = self.swarm.start("hub", [bin_dir() / "linkcpp", "serve", "-m", models.path_of("Q8_0"), "--port", 0, "--hub-only"])
         self.swarm.wait_status(lambda s: True, "the hub")
         process.stop()
-        file = next(self.swarm.home.rglob("join-token")).parent / "quarantine.json"
+        file = next(self.swarm.home.rglob("join-token")).parent / "trust.json"
         for text in ("", "{", "{}", '[{"worker": 3}]', '[{"worker": "a"}]'):
             file.write_text(text)
             self.assert_refused(self.swarm.linkcpp("serve", "-m", models.path_of("Q8_0"), "--port", 0, "--hub-only"),
-                                "quarantine.json: it does not say who is in quarantine")
+                                "trust.json: it does not say who is in quarantine")
 
 
 class Liar(SwarmTest):

@@ -120,12 +120,25 @@ class TooLittleMemory(SwarmTest):
 
     def test_a_worker_without_room_for_one_slice_says_so(self):
         self.swarm.serve(models.path_of("Q8_0"))
-        self.swarm.join("tiny", "--memory", "1K")
+        tiny = self.swarm.join("tiny", "--memory", "1K")
         wait_for(lambda: re.search("slices find no place.*--memory", self.swarm.hub.err()), 10, "the hub's warning")
+        self.assertRegex(tiny.err(), "1.00 KiB for slices, and the smallest of .* takes .*--memory")
 
     def test_memory_that_is_no_size_is_refused(self):
         self.swarm.serve(models.path_of("Q8_0"))
         self.assert_refused(self.swarm.join("odd", "--memory", "much"), "size: expected.*'much'")
+        self.assert_refused(self.swarm.join("slip", "--memory", "4"), "at least 1.00 KiB such as 4G, got '4', which is 4 B")
+
+
+class OptionsForNobody(SwarmTest):
+    def test_what_a_hub_alone_could_not_do_it_does_not_take(self):
+        serve = ("serve", "-m", models.path_of("Q8_0"), "--port", "0", "--hub-only")
+        for option in (("--audit", "1"), ("--mode", "partial"), ("--rows", "f32"), ("--no-local-experts",)):
+            self.assert_refused(self.swarm.linkcpp(*serve, *option), f"no llama-server that {option[0]} .*linkcpp exec")
+
+    def test_a_share_in_the_environment_is_read_before_anything_starts(self):
+        self.assert_refused(self.swarm.linkcpp("serve", "-m", models.path_of("Q8_0"), "--port", "0", LINKCPP_AUDIT="7"),
+                            "LINKCPP_AUDIT: share: expected .*0.1%, got '7'")
 
 
 class NoHub(SwarmTest):

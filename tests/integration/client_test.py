@@ -68,6 +68,21 @@ class Serve(SwarmTest):
         self.swarm.wait_status(lambda s: s["coverage"]["missing_slices"] == 0
                                and sum(w["state"] == "ready" for w in s["workers"]) == 2, "a new worker", 20)
 
+    def test_restarts_a_server_that_crashes_while_the_workers_keep_what_they_hold(self):
+        port = free_port()
+        self.swarm.serve(models.path_of("Q8_0"), "--", "--port", port, *SERVER_ARGUMENTS, workers=2, hub_only=False)
+        server = Server(port, self.swarm.hub).wait_healthy()
+        before = server.complete(PROMPT, 30)
+        # As the hub has heard that it computes.
+        self.swarm.wait_status(lambda s: s["coordinators"][0]["layers"] > 0, "its figures")
+        sent = self.swarm.status()["hub"]["slices_sent"]
+        os.kill(next(pid for pid, line in self.swarm.running().items() if "llama-server" in line and "serve" not in
+                     line.split()[1:2]), signal.SIGKILL)
+        wait_for(lambda: not server.healthy(), 10, "its end")
+        self.assertEqual(server.wait_healthy().complete(PROMPT, 30), before)
+        self.assertRegex(self.swarm.hub.err(), "llama-server ended with status 137; starting it again")
+        self.assertEqual(self.swarm.status()["hub"]["slices_sent"], sent)
+
     def test_ends_with_an_error_when_its_server_cannot_start(self):
         self.swarm.serve(models.path_of("Q8_0"), "--", "--nonsense", workers=1, hub_only=False)
         self.assert_refused(self.swarm.hub, "llama-server ended with status 1")

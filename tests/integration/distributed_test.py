@@ -1,5 +1,6 @@
 """The workers compute, and losing them costs what it should."""
 
+import json
 import os
 import signal
 import time
@@ -67,7 +68,13 @@ class LosingWorkers(SwarmTest):
         self.assertEqual(text, self.server_alone("Q8_0").complete(PROMPT, N_LONG))
 
     def test_one_of_two_replicas_killed_while_decoding_leaves_the_text_as_it_is(self):
-        self.check_text_while(lambda worker: worker.kill())
+        def kill(worker):
+            worker.kill()
+            status = self.swarm.wait_status(lambda s: any("gone" in e["text"] for e in s["events"]), "the event")
+            event = next(e for e in status["events"] if "gone" in e["text"])
+            self.assertEqual((event["worker"], event["by"]), ("one", "hub"))
+            self.assertRegex(self.swarm.linkcpp("status").out().decode(), "events\n(.*\n)* +.*Z  one: gone")
+        self.check_text_while(kill)
 
     def test_one_of_two_replicas_that_hangs_while_decoding_leaves_the_text_as_it_is(self):
         def stop(worker):
@@ -88,6 +95,41 @@ class LosingWorkers(SwarmTest):
         self.swarm.join("one-again", "--store", store)
         self.swarm.wait_covered()
         self.assertTrue(all(path.stat().st_size for path in store.rglob("*") if path.is_file()))
+
+
+class Moving(SwarmTest):
+    def test_a_worker_is_drained_while_decoding_and_nobody_notices(self):
+        self.swarm.serve(models.path_of("Q8_0"))
+        one, _ = [self.swarm.join(name) for name in ("one", "two")]
+        self.swarm.wait_covered()
+        server = self.server_on_swarm("Q8_0")
+        request = server.start_completion(PROMPT, N_LONG)
+        request.wait_arrived(20)
+        drained = self.assert_ran(self.swarm.linkcpp("drain", "one"))
+        self.assertIn("one holds nothing any more and can be stopped", drained.out().decode())
+        self.assertLess(request.n_arrived, N_LONG, "too late for this test")
+        one.stop()
+        text = request.finish()
+        status = self.swarm.status()
+        self.assertEqual(status["coordinators"][0]["failures"], 0)
+        self.assertEqual([w["name"] for w in status["workers"]], ["two"])
+        with self.subTest("the last one keeps what nobody else has"):
+            self.assert_ran(self.swarm.linkcpp("drain", "two", "--no-wait"))
+            self.assertTrue(text.startswith(server.complete(PROMPT, 20)))
+            self.assertEqual(self.swarm.status()["workers"][0]["state"], "draining")
+            self.assert_refused(self.swarm.linkcpp("drain", "two", "--no-wait"), "two is being drained already")
+            three = self.swarm.join("three")
+            self.swarm.wait_status(lambda s: [w["state"] for w in s["workers"]] == ["ready", "drained"], "three")
+            self.assertTrue(text.startswith(server.complete(PROMPT, 20)))
+        with self.subTest("and back"):
+            self.assertEqual(json.loads(self.assert_ran(self.swarm.linkcpp("drain", "two", "--back", "--json")).out()),
+                             {"worker": "two", "state": "filled"})
+            self.swarm.wait_status(lambda s: all(0 < w["slices"] < 96 for w in s["workers"])
+                                   and sum(w["slices"] for w in s["workers"]) == 96, "both")
+        self.assert_refused(self.swarm.linkcpp("drain", "nobody"), "no worker 'nobody' has joined")
+        self.assertIsNone(three.poll())
+        server.process.stop()
+        self.assertEqual(text, self.server_alone("Q8_0").complete(PROMPT, N_LONG))
 
 
 class MissingExperts(SwarmTest):
@@ -121,9 +163,15 @@ class LosingTheHub(SwarmTest):
         text = request.finish()
         self.assertTrue(text.startswith(server.complete(PROMPT, 20)))
 
+        # It comes back while a request is under way, too; until it has probed the workers they go on as before.
+        request = server.start_completion(PROMPT, N_LONG)
+        request.wait_arrived(10)
         self.swarm.serve(models.path_of("Q8_0"), *ports)
         self.assertEqual(self.swarm.line, line)  # key and token are kept
-        self.swarm.wait_covered()
+        self.assertEqual(request.finish(), text)
+        status = self.swarm.wait_covered()
+        self.assertEqual(status["hub"]["slices_sent"], 0, "slices were fetched again, or moved")
+        self.assertEqual(status["coordinators"][0]["failures"], 0)
         self.assertEqual([worker.poll() for worker in workers], [None, None])
         with self.subTest("a program that was running all the time"):
             self.assertEqual(server.complete(PROMPT, N_LONG), text)

@@ -113,10 +113,14 @@ class Probe(SwarmTest):
                     self.assertIn("MAY NOT SERVE", refused.out().decode())
         other = self.folder / "other.gguf"
         self.run_linkcpp("probe", "--shard", self.model, "--layer", 1, "--device", "CPU", "-o", other)
-        both = self.swarm.linkcpp("verify", "--shard", self.shard, "--record", record, "--record", other, "--json")
-        shown = json.loads(both.out())
-        self.assertEqual([device["may_serve"] for device in shown], [True, False])
-        self.assertIn("other.gguf", shown[1]["why"])
+        # A slip of whoever calls, and no device's fault.
+        self.assert_refused(self.swarm.linkcpp("verify", "--shard", self.shard, "--record", record, "--record", other),
+                            "other.gguf: expected a record of this shard's slices")
+        self.assert_refused(self.swarm.linkcpp("probe", "--shard", self.shard, "--device", "CPU", "--rounding", "q8_k",
+                                               "-o", other), "--rounding is of the reference")
+        different = self.swarm.linkcpp("compare", record, self.folder / "bad.gguf")
+        self.assertEqual(different.poll(), 1)
+        self.assertIn("1 of 1 pair different", different.err())
 
     def test_verify_that_is_stopped_leaves_nothing_behind(self):
         verify = self.swarm.start("verify", [bin_dir() / "linkcpp", "verify", "--shard", self.shard, "--tokens", 4096])

@@ -1,0 +1,110 @@
+#include <memory>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "base/units.h"
+#include "commands.h"
+#include "hub_file.h"
+#include "hub_status.h"
+#include "store/https_client.h"
+
+namespace linkcpp::cli {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct DrainArguments {
+    std::string worker;
+    std::string hub;
+    bool back = false;
+    bool no_wait = false;
+    bool json = false;
+};
+
+// Waits until the worker has nothing left. Errors: not_found (it has gone), failed (others have no room for the rest).
+Status await_empty(const net::JoinLine& hub, const std::string& name) {
+    constexpr Duration kSayEvery = 2s;
+    constexpr Duration kStalled = 30s;
+    TimePoint next_line = std::chrono::steady_clock::now() + kSayEvery;
+    TimePoint progressed = std::chrono::steady_clock::now();
+    std::uint64_t least = ~0ull;
+    while (true) {
+        LINKCPP_TRY(const nlohmann::json status, fetch_status(hub));
+        std::uint64_t left = 0;
+        bool found = false;
+        bool others_busy = false;
+        for (const auto& worker : status["workers"]) {
+            const auto state = worker["state"].get<std::string>();
+            others_busy = others_busy || state == "loading" || state == "probing" || state == "waiting";
+            if (worker["name"] != name || (state != "draining" && state != "drained")) { continue; }
+            found = true;
+            left = std::max(left, worker["assigned_slices"].get<std::uint64_t>());
+        }
+        if (!found) { return fail(ErrorKind::not_found, "worker {} has gone, or is not to be drained any more", name); }
+        if (left == 0) { return {}; }
+        const TimePoint now = std::chrono::steady_clock::now();
+        if (left < least || others_busy) { progressed = now; }
+        least = std::min(least, left);
+        if (now - progressed > kStalled) {
+            return fail(ErrorKind::failed,
+                        "{} still holds {} that no other worker has room for; add workers or give them more memory "
+                        "(join --memory). It keeps these and gets no others; `linkcpp drain --back {}` ends that",
+                        name, counted(left, "slice"), name);
+        }
+        if (now >= next_line) {
+            log_info("{} still holds {} that others are loading", name, counted(left, "slice"));
+            next_line = now + kSayEvery;
+        }
+        std::this_thread::sleep_for(100ms);
+    }
+}
+
+Status drain(const DrainArguments& options) {
+    LINKCPP_CHECK(hide_join_line(options.hub));
+    LINKCPP_TRY(const net::JoinLine hub, find_hub(options.hub));
+    LINKCPP_TRY(const std::string token, find_operator_token(hub));
+    store::HttpsClient client({hub.hub.host, hub.https_port}, hub.fingerprint, token);
+    LINKCPP_TRY(const std::string name, options.back ? client.remove("/drain", "worker", options.worker)
+                                                     : client.put("/drain", "worker", options.worker));
+    if (!options.back && !options.no_wait) { LINKCPP_CHECK(await_empty(hub, name)); }
+    const char* state = options.back ? "filled" : options.no_wait ? "draining" : "drained";
+    if (options.json) {
+        const nlohmann::json result{{"worker", name}, {"state", state}};
+        fmt::print("{}\n", result.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+    } else if (options.back) {
+        fmt::print("{} gets slices again\n", one_line(name));
+    } else if (options.no_wait) {
+        fmt::print("{} gives its slices to others; `linkcpp status` says when it is drained\n", one_line(name));
+    } else {
+        fmt::print("{} holds nothing any more and can be stopped\n", one_line(name));
+    }
+    return {};
+}
+
+}  // namespace
+
+void add_drain(CLI::App& app) {
+    auto options = std::make_shared<DrainArguments>();
+    CLI::App* command =
+        app.add_subcommand("drain", "Empties a worker, so that it can be stopped without anybody noticing");
+    command
+        ->add_option("WORKER", options->worker,
+                     "Its name, its id, or at least six digits of its beginning (`linkcpp status`)")
+        ->required();
+    command->add_option("--hub", options->hub,
+                        "The hub's join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");
+    command->add_flag("--back", options->back, "Let it have slices again");
+    command->add_flag("--no-wait", options->no_wait, "Do not wait until others hold what it held");
+    command->add_flag("--json", options->json, "Machine-readable");
+    command->footer(
+        "What nobody else has it keeps, and goes on computing, until another worker has loaded it.\n"
+        "Runs where the hub does, as the same user: a join line does not allow it.\n"
+        "Example: linkcpp drain laptop");
+    run_or_exit(command, [options] { return drain(*options); });
+}
+
+}  // namespace linkcpp::cli
