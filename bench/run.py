@@ -398,13 +398,55 @@ def losing(_bin_path, _folder):
                     os.kill(workers[0].pid, signal.SIGCONT)
             finally:
                 swarm.close()
+    rpc = {how: losing_rpc(model, prompt, number) for how, number in (("kill", signal.SIGKILL), ("stop", signal.SIGSTOP))}
     print("\nlosing a worker in the midst of decoding, each slice held by two")
     results = []
     for how, name, limit in (("kill", "kill -9", 0.1), ("stop", "SIGSTOP", 1.05)):
         worst = max(delays[how])
         results.append(row(f"  {name}: the token in flight takes {1000 * worst:.0f} ms longer", worst / limit, 1.0, at_most=True,
-                           seconds=delays[how], limit_s=limit))
+                           seconds=delays[how], limit_s=limit, rpc=rpc[how]))
+        print(f"    llama.cpp's RPC in the same place: {rpc[how]}")
     return results
+
+
+RPC_PATIENCE_S = 20
+
+
+def losing_rpc(model, prompt, number):
+    """What becomes of a llama-server whose experts are on llama.cpp's own RPC server when that gets the signal while decoding."""
+    from server import RequestFailed, Server, free_port
+    from swarm import Process, llama_dir as bin_of_llama
+
+    folder = Path(tempfile.mkdtemp(prefix="linkcpp-bench-rpc-"))
+    rpc_port, port = free_port(), free_port()
+    processes = []
+    try:
+        worker = Process("rpc-server", [bin_of_llama() / "ggml-rpc-server", "-H", "127.0.0.1", "-p", rpc_port], dict(os.environ), folder)
+        processes.append(worker)
+        time.sleep(1)
+        client = Process("llama-server", [bin_of_llama() / "llama-server", "-m", model, "--port", port, "-np", 1, "--no-warmup", "-t", 2,
+                                          "--rpc", f"127.0.0.1:{rpc_port}", "-ngl", 0, "-ot", "_exps\\.weight=RPC0"],
+                         dict(os.environ), folder)
+        processes.append(client)
+        server = Server(port, client).wait_healthy()
+        completion = server.start_completion(prompt, 150)
+        completion.wait_arrived(50)
+        os.kill(worker.pid, number)
+        completion.join(RPC_PATIENCE_S)
+        if client.poll() is not None:
+            return f"llama-server ended with signal {-client.poll()}" if client.poll() < 0 else f"llama-server ended with status {client.poll()}"
+        if completion.ended is None:
+            return f"no token for {RPC_PATIENCE_S} s, and none to come"
+        try:
+            completion.finish()
+            return "the request was completed"
+        except (RequestFailed, OSError) as error:
+            time.sleep(1)
+            return f"the request failed ({error}), llama-server {'lives' if client.poll() is None else 'ended'}"
+    finally:
+        for process in processes:
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main():

@@ -21,7 +21,7 @@ Status clear(const ClearArguments& options) {
     LINKCPP_TRY(const net::JoinLine hub, find_hub(options.hub));
     LINKCPP_TRY(const std::string token, find_operator_token(hub));
     store::HttpsClient client({hub.hub.host, hub.https_port}, hub.fingerprint, token);
-    LINKCPP_TRY(const std::string name, client.remove("/quarantine", "worker", options.worker));
+    LINKCPP_TRY(const std::string name, client.remove("/quarantine", {{"worker", options.worker}}));
     if (options.json) {
         fmt::print("{}\n",
                    nlohmann::json{{"cleared", name}}.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));

@@ -68,8 +68,8 @@ Status drain(const DrainArguments& options) {
     LINKCPP_TRY(const net::JoinLine hub, find_hub(options.hub));
     LINKCPP_TRY(const std::string token, find_operator_token(hub));
     store::HttpsClient client({hub.hub.host, hub.https_port}, hub.fingerprint, token);
-    LINKCPP_TRY(const std::string name, options.back ? client.remove("/drain", "worker", options.worker)
-                                                     : client.put("/drain", "worker", options.worker));
+    const store::HttpsClient::Arguments worker{{"worker", options.worker}};
+    LINKCPP_TRY(const std::string name, options.back ? client.remove("/drain", worker) : client.put("/drain", worker));
     if (!options.back && !options.no_wait) { LINKCPP_CHECK(await_empty(hub, name)); }
     const char* state = options.back ? "filled" : options.no_wait ? "draining" : "drained";
     if (options.json) {

@@ -182,7 +182,7 @@ std::string server_name(const Process& server) {
 
 Result<Process> start_server(const ServeArguments& options, const hub::Hub& hub) {
     LINKCPP_TRY(const std::filesystem::path backbone, backbone_of(hub));
-    PluginOptions plugin{.hub = hub.join_line(),
+    PluginOptions plugin{.hub = hub.own_line(),
                          .mode = options.mode,
                          .rows = options.rows,
                          .audit = options.audit,
@@ -252,7 +252,7 @@ Status serve(const ServeArguments& options) {
     // Hashing a large model takes minutes: until it is done a signal ends the process as it ends any other.
     LINKCPP_TRY(const auto hub, hub::Hub::make(std::move(settings)));
     StopOnSignal stop;
-    const net::JoinLine line = hub->join_line();
+    const net::JoinLine line = hub->own_line();
     LINKCPP_TRY(const HubFile file, HubFile::write(line, hub->operator_token()));
     std::atomic<bool> hub_ended{false};
     std::jthread hub_thread([&](const std::stop_token& token) {
@@ -264,7 +264,7 @@ Status serve(const ServeArguments& options) {
     const bool open = !net::is_loopback(line.hub.host);
     fmt::print("{}, run {}:\n\n  linkcpp join '{}'\n\n",
                open ? "To add a machine" : "This machine only (--lan lets others in). To add a worker",
-               open ? "there" : "here", line.text());
+               open ? "there" : "here", hub->join_line().text());
     std::fflush(stdout);
     LocalWorkers workers(options, worker_memory);  // they end before the hub does
     LINKCPP_CHECK(workers.start(line));

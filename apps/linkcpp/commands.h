@@ -18,6 +18,8 @@ void add_exec(CLI::App& app);
 void add_status(CLI::App& app);
 void add_clear(CLI::App& app);
 void add_drain(CLI::App& app);
+void add_token(CLI::App& app);
+void add_revoke(CLI::App& app);
 void add_devices(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_manifest(CLI::App& app);

@@ -78,6 +78,8 @@ int run(int argc, char** argv) {
     add_status(app);
     add_clear(app);
     add_drain(app);
+    add_token(app);
+    add_revoke(app);
     add_devices(app);
     add_inspect(app);
     add_manifest(app);

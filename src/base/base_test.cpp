@@ -27,6 +27,16 @@ TEST(Bytes, constant_time_comparison_compares) {
     EXPECT_FALSE(equal_in_constant_time(as_bytes("secret"), as_bytes("secret ")));
 }
 
+TEST(Units, reads_times) {
+    EXPECT_EQ(parse_seconds("90").value(), 90u);
+    EXPECT_EQ(parse_seconds("90s").value(), 90u);
+    EXPECT_EQ(parse_seconds("24h").value(), 86400u);
+    EXPECT_EQ(parse_seconds("7d").value(), 7u * 86400);
+    for (const char* text : {"", "h", "-1h", "0", "1w", "1.5h", "99999999999999999999", "40000d", "1h "}) {
+        EXPECT_FALSE(parse_seconds(text)) << text;
+    }
+}
+
 TEST(Sha256, gives_the_digests_of_fips_180) {
     EXPECT_EQ(sha256(as_bytes("abc")).hex(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     EXPECT_EQ(sha256({}).hex(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");

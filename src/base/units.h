@@ -16,6 +16,9 @@ Result<std::uint64_t> parse_bytes(std::string_view text);
 // "0.001", "1/1000", "0.1%": from 0 to 1. Errors: invalid.
 Result<double> parse_share(std::string_view text);
 
+// "90s", "30m", "24h", "7d" as seconds; a number alone is seconds. Errors: invalid.
+Result<std::uint64_t> parse_seconds(std::string_view text);
+
 // "1.57 GiB": three significant digits, binary units.
 std::string format_bytes(std::uint64_t bytes);
 

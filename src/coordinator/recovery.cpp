@@ -10,6 +10,9 @@ using namespace std::chrono_literals;
 
 // Measures move by so much with each answer.
 constexpr double kSmoothing = 0.1;
+// A single answer counts for at most so many times the measure, which is taken to be so much at least.
+constexpr double kMostTimes = 4;
+constexpr double kLeastUs = 1000;
 // Measures that were not renewed for so long count half.
 constexpr Duration kHalfLife = 5s;
 // Usual is what is within so many times the mean scatter.
@@ -104,9 +107,13 @@ void HolderWatch::measure(const Outstanding& request, TimePoint now) {
     // The older the measure, the more the new one counts.
     const double weight = 1 - (1 - kSmoothing) * freshness(now);
     const double off = std::abs(to_us(now - request.expected));
-    us_per_unit_ += weight * (per_unit - us_per_unit_);
-    wait_us_ += weight * (wait - wait_us_);
-    scatter_us_ += weight * (off - scatter_us_);
+    // One answer that took a hundred times as long says less than a hundred that took twice as long.
+    const auto renew = [weight](double& measure, double sample, double least) {
+        measure += weight * (std::min(sample, kMostTimes * std::max(measure, least)) - measure);
+    };
+    renew(us_per_unit_, per_unit, 0);
+    renew(wait_us_, wait, kLeastUs);
+    renew(scatter_us_, off, kLeastUs);
 }
 
 void HolderWatch::clock_read(std::uint64_t clock_us, TimePoint now) {

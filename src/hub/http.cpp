@@ -138,7 +138,9 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
                });
     const auto operate = [run = source.operate](Command command) {
         return [run, command](const httplib::Request& request, httplib::Response& response) {
-            const Result<std::string> done = run(command, request.get_param_value("worker"));
+            Arguments arguments;
+            for (const auto& [name, value] : request.params) { arguments[name] = value; }
+            const Result<std::string> done = run(command, arguments);
             if (!done) { response.status = done.error().kind == ErrorKind::not_found ? 404 : 400; }
             response.set_content(done ? *done : done.error().message, "text/plain");
         };
@@ -146,6 +148,12 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
     server.Delete("/quarantine", operate(Command::clear));
     server.Put("/drain", operate(Command::drain));
     server.Delete("/drain", operate(Command::undrain));
+    server.Put("/tokens", operate(Command::list_tokens));
+    server.Put("/token", operate(Command::make_token));
+    server.Put("/token/secret", operate(Command::rotate_token));
+    server.Delete("/token", operate(Command::revoke_token));
+    server.Delete("/member", operate(Command::revoke));
+    server.Put("/member", operate(Command::unrevoke));
     server.set_exception_handler(
         [](const httplib::Request&, httplib::Response& response, const std::exception_ptr&) { response.status = 500; });
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -38,8 +39,19 @@ class Tokens {
     std::set<std::string> tokens_;
 };
 
-// What the operator may do to a worker.
-enum class Command : std::uint8_t { clear, drain, undrain };
+// What the operator may do, with arguments by name.
+enum class Command : std::uint8_t {
+    clear,         // worker
+    drain,         // worker
+    undrain,       // worker
+    list_tokens,   //
+    make_token,    // name, for, seconds (0: it never ends)
+    rotate_token,  // name
+    revoke_token,  // name, members ("yes": those who came in with it, too)
+    revoke,        // member
+    unrevoke,      // member
+};
+using Arguments = std::map<std::string, std::string>;
 
 class HttpServer {
   public:
@@ -49,8 +61,9 @@ class HttpServer {
         const model::Manifest& manifest;
         const Tokens& tokens;
         const Tokens& operator_tokens;
-        std::function<std::string()> status;                                                     // JSON
-        std::function<Result<std::string>(Command command, const std::string& worker)> operate;  // the worker's name
+        std::function<std::string()> status;  // JSON
+        // What it has done, for the command line to say: a name, or JSON.
+        std::function<Result<std::string>(Command command, const Arguments& arguments)> operate;
     };
 
     // Opens the port; connections wait until start(). Errors: invalid (the port is in use).

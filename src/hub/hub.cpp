@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <ctime>
 #include <future>
 #include <random>
@@ -32,6 +33,8 @@ constexpr Duration kStatusWait = 300ms;
 constexpr Duration kAcceptPause = 1s;
 constexpr Duration kCallWait = 5s;
 constexpr std::size_t kMaxHelloText = 120;
+constexpr const char* kAccessFile = "access.json";
+constexpr std::int64_t kLongest = 100ll * 365 * 24 * 3600;  // of a token, in seconds
 constexpr const char* kTrustFile = "trust.json";
 constexpr std::size_t kMaxEvents = 200;
 constexpr std::size_t kMaxEventText = 240;
@@ -41,20 +44,6 @@ constexpr std::array kNeededFeatures{"probe", "pulse"};
 
 TimePoint now() {
     return std::chrono::steady_clock::now();
-}
-
-Result<std::string> load_or_make_token(const std::filesystem::path& dir) {
-    const std::filesystem::path path = dir / "join-token";
-    auto token = read_file(path, 1024);
-    if (token) {
-        while (!token->empty() && token->back() == '\n') { token->pop_back(); }
-        if (!token->empty()) { return token; }
-    } else if (token.error().kind != ErrorKind::not_found) {
-        return token;
-    }
-    std::string fresh = random_hex(kTokenBytes);
-    LINKCPP_CHECK(write_file_atomically(path, fresh + "\n", 0600));
-    return fresh;
 }
 
 json stats_json(const fb::StatsT& stats) {
@@ -149,7 +138,7 @@ std::string_view state_name(const WorkerRecord& worker, const Swarm& swarm) {
 }  // namespace
 
 Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net::Identity identity,
-         net::TlsContext tls, net::Listener listener, std::string token, const std::filesystem::path& state_dir)
+         net::TlsContext tls, net::Listener listener, Access access, const std::filesystem::path& state_dir)
     : options_(std::move(options)),
       file_(std::move(file)),
       manifest_(std::move(manifest)),
@@ -158,14 +147,19 @@ Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net
       identity_(std::move(identity)),
       tls_(std::move(tls)),
       listener_(std::move(listener)),
-      token_(std::move(token)),
+      access_(std::move(access)),
+      access_path_(state_dir / kAccessFile),
+      own_secret_(random_hex(kTokenBytes)),
       operator_token_(random_hex(kTokenBytes)),
       trust_path_(state_dir / kTrustFile),
       placement_path_(placement_path(state_dir, model_id_)),
       swarm_(manifest_, model_id_, options_.swarm),
       admission_(manifest_.model, options_.admission, random_seed()),
       started_(now()) {
-    tokens_.add(token_);
+    access_.set_own_secret(own_secret_);
+    tokens_.add(own_secret_);
+    for (const JoinToken& token : access_.tokens()) { tokens_.add(token.secret); }
+    if (const JoinToken* token = access_.find(Access::kDefault)) { printed_secret_ = token->secret; }
     operator_tokens_.add(operator_token_);
 }
 
@@ -182,12 +176,12 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
     LINKCPP_TRY(const std::filesystem::path dir, state_dir());
     LINKCPP_TRY(net::Identity identity, net::Identity::load_or_make(dir, "hub"));
     LINKCPP_TRY(net::TlsContext tls, net::TlsContext::make(identity));
-    LINKCPP_TRY(std::string token, load_or_make_token(dir));
+    LINKCPP_TRY(Access access, Access::load(dir / kAccessFile, std::time(nullptr)));
     LINKCPP_TRY(auto known, read_trust(dir / kTrustFile));
     LINKCPP_TRY(model::Manifest manifest, model::load_or_make_manifest(file));
     const net::Address https{options.listen.host, options.https_port};
     std::unique_ptr<Hub> hub(new Hub(std::move(options), std::move(file), std::move(manifest), std::move(identity),
-                                     std::move(tls), std::move(listener), std::move(token), dir));
+                                     std::move(tls), std::move(listener), std::move(access), dir));
     hub->admission_.restore(std::move(known));
     if (auto placed = read_placement(hub->placement_path_, hub->manifest_.model, hub->model_id_)) {
         hub->swarm_.remember(*std::move(placed), now());
@@ -201,14 +195,21 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
         .operator_tokens = hub->operator_tokens_,
         .status = [raw = hub.get()] { return raw->status_json(); },
         .operate = [raw = hub.get()](Command command,
-                                     const std::string& worker) { return raw->operate(command, worker); }};
+                                     const Arguments& arguments) { return raw->operate(command, arguments); }};
     LINKCPP_TRY(hub->http_, HttpServer::make(https, hub->identity_, std::move(source)));
     return hub;
 }
 
 net::JoinLine Hub::join_line() const {
+    net::JoinLine line = own_line();
+    const std::lock_guard lock(printed_mutex_);
+    line.token = printed_secret_.empty() ? "revoked" : printed_secret_;
+    return line;
+}
+
+net::JoinLine Hub::own_line() const {
     const std::string& host = options_.advertised_host.empty() ? listener_.address().host : options_.advertised_host;
-    return {{host, listener_.address().port}, identity_.fingerprint(), token_, http_->port()};
+    return {{host, listener_.address().port}, identity_.fingerprint(), own_secret_, http_->port()};
 }
 
 Status Hub::run(const std::stop_token& stop) {
@@ -315,11 +316,6 @@ void Hub::add_audits(std::map<std::string, AuditSum>& sums, const fb::StatsT& st
     }
 }
 
-bool Hub::admitted(const Peer& peer, const fb::HelloT& hello) {
-    if (tokens_.accept(hello.token)) { return true; }
-    return hello.token.empty() && known_keys_.contains(peer.link->peer()->hex());
-}
-
 Status Hub::handle(Peer& peer, wire::ControlT& message) {
     if (peer.role == fb::Role::none) {
         auto* hello = message.body.AsHello();
@@ -374,13 +370,17 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
     for (std::string* text : {&hello.name, &hello.process, &hello.device, &hello.backend, &hello.release}) {
         *text = one_line(text->substr(0, kMaxHelloText));
     }
-    if (!admitted(peer, hello)) {
-        net::refuse(*peer.link, ErrorKind::invalid, "the token is not valid; ask for a new join line");
-        return fail(ErrorKind::invalid, "{}: refused, its token is not valid", peer.from);
-    }
     if (hello.role != fb::Role::worker && hello.role != fb::Role::coordinator) {
         return fail(ErrorKind::corrupt, "{}: unknown role", peer.from);
     }
+    const Status let_in =
+        access_.admit(peer.link->peer()->hex(), hello.token, hello.role,
+                      hello.role == fb::Role::worker ? hello.name : hello.process, std::time(nullptr));
+    if (!let_in) {
+        net::refuse(*peer.link, let_in.error().kind, let_in.error().message);
+        return fail(let_in.error().kind, "{}: refused: {}", peer.from, let_in.error().message);
+    }
+    save_access();
     peer.id = peer.link->peer()->hex();
     const bool twice = std::ranges::any_of(
         peers_, [&](const auto& other) { return other.get() != &peer && !other->gone && other->id == peer.id; });
@@ -398,7 +398,6 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
         return fail(ErrorKind::unsupported, "{}: refused, its release {} is too old", peer.from,
                     one_line(hello.release.substr(0, 64)));
     }
-    known_keys_.insert(peer.id);
     peer.role = hello.role;
     peer.link->set_limit(wire::kMaxControlBytes);
     peer.link->rename(hello.role == fb::Role::worker
@@ -655,18 +654,136 @@ void Hub::make_calls() {
     for (const auto& call : calls) { call(); }
 }
 
-Result<std::string> Hub::operate(Command command, const std::string& worker) {
+Result<std::string> Hub::operate(Command command, const Arguments& arguments) {
     const auto done = std::make_shared<std::promise<Result<std::string>>>();
     auto result = done->get_future();
     {
         const std::lock_guard lock(calls_mutex_);
-        calls_.emplace_back([this, done, command, worker] {
-            done->set_value(command == Command::clear ? clear(worker) : drain(worker, command == Command::drain));
-        });
+        calls_.emplace_back([this, done, command, arguments] { done->set_value(run_command(command, arguments)); });
     }
     wake_.signal();
     if (result.wait_for(kCallWait) != std::future_status::ready) { return fail(ErrorKind::timeout, "the hub is busy"); }
     return result.get();
+}
+
+Result<std::string> Hub::run_command(Command command, const Arguments& arguments) {
+    const auto argument = [&](const char* name) {
+        const auto found = arguments.find(name);
+        return found == arguments.end() ? std::string() : found->second;
+    };
+    switch (command) {
+        case Command::clear: return clear(argument("worker"));
+        case Command::drain: return drain(argument("worker"), true);
+        case Command::undrain: return drain(argument("worker"), false);
+        case Command::list_tokens: return list_tokens();
+        case Command::make_token: return make_token(arguments);
+        case Command::rotate_token: return rotate_token(argument("name"));
+        case Command::revoke_token: return revoke_token(argument("name"), argument("members") == "yes");
+        case Command::revoke: return revoke(argument("member"), true);
+        case Command::unrevoke: return revoke(argument("member"), false);
+    }
+    return fail(ErrorKind::unsupported, "unknown command");
+}
+
+void Hub::save_access() {
+    if (!access_.take_changed()) { return; }
+    if (const Status saved = access_.save(access_path_); !saved) {
+        log_error("{}; a hub that is started again will not know this", saved.error().message);
+    }
+}
+
+std::string Hub::describe(const JoinToken& token) const {
+    net::JoinLine line = own_line();
+    line.token = token.secret;
+    return json{{"name", token.name},
+                {"for", to_string(token.admits)},
+                {"made", time_json(token.made)},
+                {"ends", time_json(token.ends)},
+                {"members", access_.members_of(token.name).size()},
+                {"line", line.text()}}
+        .dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string Hub::list_tokens() const {
+    json tokens = json::array();
+    for (const JoinToken& token : access_.tokens()) {
+        json entry = json::parse(describe(token));
+        entry["ended"] = token.has_ended(std::time(nullptr));
+        tokens.push_back(std::move(entry));
+    }
+    json revoked = json::array();
+    for (const auto& [key, member] : access_.members()) {
+        if (member.revoked) { revoked.push_back({{"key", key}, {"name", member.name}}); }
+    }
+    return json{{"tokens", tokens}, {"revoked", revoked}}.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+Result<std::string> Hub::make_token(const Arguments& arguments) {
+    const auto argument = [&](const char* name) {
+        const auto found = arguments.find(name);
+        return found == arguments.end() ? std::string() : found->second;
+    };
+    LINKCPP_TRY(const Admits admits, parse_admits(argument("for")));
+    const std::int64_t now = std::time(nullptr);
+    const std::string seconds = argument("seconds");
+    const std::int64_t lifetime = std::clamp<std::int64_t>(std::strtoll(seconds.c_str(), nullptr, 10), 0, kLongest);
+    LINKCPP_TRY(const JoinToken token, access_.make(argument("name"), admits, lifetime == 0 ? 0 : now + lifetime, now));
+    tokens_.add(token.secret);
+    save_access();
+    log_info("token {} lets in {} from now on", token.name, to_string(token.admits));
+    return describe(token);
+}
+
+Result<std::string> Hub::rotate_token(const std::string& name) {
+    const JoinToken* before = access_.find(name);
+    const std::string old = before != nullptr ? before->secret : "";
+    LINKCPP_TRY(const JoinToken token, access_.rotate(name, std::time(nullptr)));
+    tokens_.remove(old);
+    tokens_.add(token.secret);
+    if (name == Access::kDefault) {
+        const std::lock_guard lock(printed_mutex_);
+        printed_secret_ = token.secret;
+    }
+    save_access();
+    log_info("token {} has a new secret; the old one lets nobody in any more", name);
+    return describe(token);
+}
+
+Result<std::string> Hub::revoke_token(const std::string& name, bool members) {
+    LINKCPP_TRY(const JoinToken token, access_.revoke(name));
+    tokens_.remove(token.secret);
+    if (name == Access::kDefault) {
+        const std::lock_guard lock(printed_mutex_);
+        printed_secret_.clear();
+    }
+    std::size_t n_members = 0;
+    if (members) {
+        for (const std::string& key : access_.members_of(name)) { n_members += revoke(key, true) ? 1 : 0; }
+    }
+    save_access();
+    log_info("token {} lets nobody in any more", name);
+    return json{{"name", name}, {"revoked_members", n_members}}.dump();
+}
+
+Result<std::string> Hub::revoke(const std::string& member, bool revoked) {
+    LINKCPP_TRY(const std::string key, access_.set_revoked(member, revoked));
+    save_access();
+    const std::string name = access_.members().at(key).name;
+    log_info("{} ({}) {}", name, key.substr(0, kShortId), revoked ? "is let in no more" : "may come in again");
+    for (const auto& peer : peers_) {
+        if (peer->id != key || peer->gone || !revoked) { continue; }
+        net::refuse(*peer->link, ErrorKind::invalid, "this key was revoked by the hub's operator");
+        drop(*peer, {ErrorKind::failed, fmt::format("{}: revoked", peer->link->name())});
+        swarm_.said_goodbye(key, now());
+    }
+    return name;
+}
+
+void Hub::end_tokens() {
+    const std::int64_t wall = std::time(nullptr);
+    for (const JoinToken& token : access_.tokens()) {
+        if (token.has_ended(wall)) { tokens_.remove(token.secret); }
+    }
 }
 
 Result<std::string> Hub::clear(const std::string& worker) {
@@ -693,6 +810,7 @@ Result<std::string> Hub::drain(const std::string& worker, bool drained) {
 void Hub::heartbeat() {
     if (now() < next_heartbeat_) { return; }
     next_heartbeat_ = now() + options_.heartbeat;
+    end_tokens();
     for (const auto& peer : peers_) {
         const bool strange = peer->role == fb::Role::none;
         const Duration silent = now() - (strange ? peer->since : peer->heard);

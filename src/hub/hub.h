@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "hub/access.h"
 #include "hub/admission.h"
 #include "hub/http.h"
 #include "hub/judge.h"
@@ -61,7 +62,10 @@ class Hub {
     // Serves until `stop` is requested.
     Status run(const std::stop_token& stop);
 
+    // For other machines, with the token that lets workers in; when that was revoked, without one that works.
     net::JoinLine join_line() const;
+    // For what this process starts, and for this user's programs on this machine.
+    net::JoinLine own_line() const;
     // The secret of whoever runs this hub: it opens what a join line does not.
     const std::string& operator_token() const { return operator_token_; }
     std::uint16_t https_port() const { return http_->port(); }
@@ -79,9 +83,8 @@ class Hub {
     bool has_computed_for(const std::string& process);
     // From any thread: the status as JSON, with the workers' counters as of now (waits for them at most 300 ms).
     std::string status_json();
-    // From any thread but the hub's: what the operator wants of a worker, which is named as for Admission::clear(). Its
-    // name. Errors: not_found, invalid (fits several), timeout.
-    Result<std::string> operate(Command command, const std::string& worker);
+    // From any thread but the hub's: what the operator wants (http.h). Errors: not_found, invalid, timeout.
+    Result<std::string> operate(Command command, const Arguments& arguments);
 
   private:
     struct Peer {
@@ -99,14 +102,13 @@ class Hub {
     };
 
     Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net::Identity identity, net::TlsContext tls,
-        net::Listener listener, std::string token, const std::filesystem::path& state_dir);
+        net::Listener listener, Access access, const std::filesystem::path& state_dir);
 
     void accept();
     void serve(Peer& peer);
     Status handle(Peer& peer, wire::ControlT& message);
     Status welcome(Peer& peer, wire::fb::HelloT& hello);
     Status welcome_coordinator(Peer& peer);
-    bool admitted(const Peer& peer, const wire::fb::HelloT& hello);
     void drop(Peer& peer, const Error& error);
     void note_unknown(const wire::fb::StatsT& stats);
     // For `linkcpp status`: what has happened. `worker`: an id, or nothing.
@@ -124,6 +126,16 @@ class Hub {
     void save_trust() const;
     void save_placement();
     void make_calls();
+    Result<std::string> run_command(Command command, const Arguments& arguments);
+    std::string list_tokens() const;
+    std::string describe(const JoinToken& token) const;
+    Result<std::string> make_token(const Arguments& arguments);
+    Result<std::string> rotate_token(const std::string& name);
+    Result<std::string> revoke_token(const std::string& name, bool members);
+    Result<std::string> revoke(const std::string& member, bool revoked);
+    void save_access();
+    // The tokens that open HTTPS are those of now.
+    void end_tokens();
     Result<std::string> clear(const std::string& worker);
     Result<std::string> drain(const std::string& worker, bool drained);
     void heartbeat();
@@ -141,9 +153,12 @@ class Hub {
     net::Identity identity_;
     net::TlsContext tls_;
     net::Listener listener_;
-    std::string token_;
+    Access access_;
+    std::filesystem::path access_path_;
+    std::string own_secret_;
     Tokens tokens_;
-    std::set<std::string> known_keys_;
+    mutable std::mutex printed_mutex_;  // guards printed_secret_
+    std::string printed_secret_;
     std::string operator_token_;
     Tokens operator_tokens_;
     std::filesystem::path trust_path_;

@@ -114,20 +114,22 @@ Result<Bytes> HttpsClient::get(const std::string& path, std::uint64_t limit, con
     return std::move(answer.body);
 }
 
-Result<std::string> HttpsClient::put(const std::string& path, const std::string& name, const std::string& value) {
-    return change("PUT", path, name, value);
+Result<std::string> HttpsClient::put(const std::string& path, const Arguments& arguments) {
+    return change("PUT", path, arguments);
 }
 
-Result<std::string> HttpsClient::remove(const std::string& path, const std::string& name, const std::string& value) {
-    return change("DELETE", path, name, value);
+Result<std::string> HttpsClient::remove(const std::string& path, const Arguments& arguments) {
+    return change("DELETE", path, arguments);
 }
 
-Result<std::string> HttpsClient::change(const char* method, const std::string& path, const std::string& name,
-                                        const std::string& value) {
-    static constexpr std::uint64_t kMaxText = 64u << 10;
-    char* escaped = curl_easy_escape(handle_->curl, value.c_str(), static_cast<int>(value.size()));
-    const std::string full = fmt::format("{}?{}={}", path, name, escaped != nullptr ? escaped : "");
-    curl_free(escaped);
+Result<std::string> HttpsClient::change(const char* method, const std::string& path, const Arguments& arguments) {
+    static constexpr std::uint64_t kMaxText = 4u << 20;
+    std::string full = path;
+    for (const auto& [name, value] : arguments) {
+        char* escaped = curl_easy_escape(handle_->curl, value.c_str(), static_cast<int>(value.size()));
+        full += fmt::format("{}{}={}", full.size() == path.size() ? '?' : '&', name, escaped != nullptr ? escaped : "");
+        curl_free(escaped);
+    }
     LINKCPP_TRY(const Answer answer, request(method, full, kMaxText, {}));
     std::string text(as_text(answer.body));
     if (answer.status == 200) { return text; }

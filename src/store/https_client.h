@@ -5,6 +5,8 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -28,9 +30,10 @@ class HttpsClient {
     using OnBytes = std::function<bool(std::uint64_t)>;
     Result<Bytes> get(const std::string& path, std::uint64_t limit, const OnBytes& on_bytes = {});
 
-    // PUT or DELETE `path`, with "?NAME=VALUE" behind it. Errors: as above, where the hub says why in its words.
-    Result<std::string> put(const std::string& path, const std::string& name, const std::string& value);
-    Result<std::string> remove(const std::string& path, const std::string& name, const std::string& value);
+    // PUT or DELETE `path`, with "?NAME=VALUE&…" behind it. Errors: as above, where the hub says why in its words.
+    using Arguments = std::vector<std::pair<std::string, std::string>>;
+    Result<std::string> put(const std::string& path, const Arguments& arguments);
+    Result<std::string> remove(const std::string& path, const Arguments& arguments);
 
   private:
     struct Answer {
@@ -39,8 +42,7 @@ class HttpsClient {
         Bytes body;
     };
     Result<Answer> request(const char* method, const std::string& path, std::uint64_t limit, const OnBytes& on_bytes);
-    Result<std::string> change(const char* method, const std::string& path, const std::string& name,
-                               const std::string& value);
+    Result<std::string> change(const char* method, const std::string& path, const Arguments& arguments);
 
     struct Handle;
     std::unique_ptr<Handle> handle_;

@@ -119,7 +119,7 @@ class Admission(SwarmTest):
         process = self.swarm.start("hub", [bin_dir() / "linkcpp", "serve", "-m", models.path_of("Q8_0"), "--port", 0, "--hub-only"])
         self.swarm.wait_status(lambda s: True, "the hub")
         process.stop()
-        file = next(self.swarm.home.rglob("join-token")).parent / "trust.json"
+        file = next(self.swarm.home.rglob("access.json")).parent / "trust.json"
         for text in ("", "{", "{}", '[{"worker": 3}]', '[{"worker": "a"}]'):
             file.write_text(text)
             self.assert_refused(self.swarm.linkcpp("serve", "-m", models.path_of("Q8_0"), "--port", 0, "--hub-only"),
@@ -218,8 +218,8 @@ class Liar(SwarmTest):
         server = self.server_on_swarm("Q8_0", options=("--audit", 0))
         server.complete(PROMPT, 50)
         self.assertEqual(self.swarm.status()["coordinators"][0]["audits"], {"pairs": 0, "unchecked": 0})
-        for options, why in ((("--audit", "2"), "--audit: expected a share from 0 to 1"),
-                             (("--audit", "half"), "--audit: expected a share from 0 to 1")):
+        for options, why in ((("--audit", "2"), "--audit: share: expected a number from 0 to 1"),
+                             (("--audit", "half"), "--audit: share: expected a number from 0 to 1")):
             self.assert_refused(self.swarm.exec("llama-completion", *TEXT, options=options), why)
 
 

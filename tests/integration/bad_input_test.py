@@ -236,7 +236,7 @@ class Strangers(SwarmTest):
         for name, process in self.commands(self.with_wrong_token):
             with self.subTest(command=name):
                 self.assert_refused(process, "token")
-        self.assertRegex(self.swarm.hub.err(), r"warning hub: 127\.0\.0\.1:\d+: refused, its token is not valid")
+        self.assertRegex(self.swarm.hub.err(), r"warning hub: 127\.0\.0\.1:\d+: refused: the token is not valid")
         self.assertEqual(len(self.swarm.status()["workers"]), 1)
 
     def test_that_meet_a_wrong_key_send_no_token_and_say_why(self):

@@ -36,11 +36,11 @@ class SwarmTest(unittest.TestCase):
         """A hub with two local workers, each with half of the experts."""
         self.swarm.serve(models.path_of(kind), *arguments, workers=2)
 
-    def server_on_swarm(self, kind, options=("--no-local-experts",)):
+    def server_on_swarm(self, kind, options=("--no-local-experts",), **variables):
         """A llama-server that answers, its experts on the swarm."""
         port = free_port()
         return Server(port, self.swarm.start_exec("llama-server", "-m", models.path_of(kind), "--port", port,
-                                                  *SERVER_ARGUMENTS, options=options)).wait_healthy()
+                                                  *SERVER_ARGUMENTS, options=options, **variables)).wait_healthy()
 
     def server_alone(self, kind):
         """A llama-server that answers, without the plugin."""

@@ -62,7 +62,7 @@ class WaysToThePlugin(SwarmTest):
     def check(self, *arguments, program="llama-completion", **variables):
         self.swarm.serve(models.path_of("Q8_0"), workers=2)
         alone = self.assert_ran(self.swarm.alone("llama-completion", *completion("Q8_0", 40)))
-        variables = {"GGML_BACKEND_PATH": bin_dir() / "libggml-swarm.so", "LINKCPP_HUB": self.swarm.line,
+        variables = {"GGML_BACKEND_PATH": bin_dir() / "libggml-swarm.so", "LINKCPP_HUB": self.swarm.line_for("programs"),
                      "LINKCPP_LOCAL_EXPERTS": "off", **variables}
         process = self.assert_ran(self.swarm.alone(program, *completion("Q8_0", 40), *arguments, **variables))
         self.assertEqual(process.out(), alone.out())
@@ -118,7 +118,7 @@ class OptionsThatCannotBe(SwarmTest):
         alone = self.swarm.alone(program, *model)
         self.assertEqual(alone.poll(), 1, alone.err()[-1000:])
         for process in (self.swarm.alone(program, *model, **by_hand),
-                        self.swarm.alone(program, *model, **by_hand, LINKCPP_HUB=self.swarm.line),
+                        self.swarm.alone(program, *model, **by_hand, LINKCPP_HUB=self.swarm.line_for("programs")),
                         self.swarm.exec(program, *model)):
             self.assertEqual(process.poll(), 1, process.err()[-1000:])
 

@@ -118,14 +118,15 @@ class Names(SwarmTest):
 class Processes(SwarmTest):
     def test_the_token_in_an_argument_is_in_no_command_line_for_long(self):
         self.swarm.serve(models.path_of("Q8_0"), workers=1)
-        token = re.search("/([^/?]+)(?:[?]|$)", self.swarm.line).group(1)
+        line = self.swarm.line_for("all")
+        token = re.search("/([^/?]+)(?:[?]|$)", line).group(1)
         linkcpp = bin_dir() / "linkcpp"
         started = [
-            self.swarm.start("argument", [linkcpp, "join", self.swarm.line, "--name", "argument"]),
-            self.swarm.start("worker", [bin_dir() / "linkcpp-expert-worker", self.swarm.line, "--name", "other"]),
-            self.swarm.start("exec", [linkcpp, "exec", "--hub", self.swarm.line, "--", "llama-completion",
+            self.swarm.start("argument", [linkcpp, "join", line, "--name", "argument"]),
+            self.swarm.start("worker", [bin_dir() / "linkcpp-expert-worker", line, "--name", "other"]),
+            self.swarm.start("exec", [linkcpp, "exec", "--hub", line, "--", "llama-completion",
                                       *completion("Q8_0", 4000), "--ignore-eos", "-c", 8192]),
-            self.swarm.start("equals", [linkcpp, "exec", f"--hub={self.swarm.line}", "--", "llama-completion",
+            self.swarm.start("equals", [linkcpp, "exec", f"--hub={line}", "--", "llama-completion",
                                         *completion("Q8_0", 4000), "--ignore-eos", "-c", 8192]),
         ]
         self.swarm.wait_status(lambda s: len(s["workers"]) == 3 and len(s["coordinators"]) == 2, "all of them")

@@ -238,6 +238,13 @@ class Swarm:
                 pass
         return found
 
+    def line_for(self, whom):
+        """A join line that lets in "programs", or "all"; the one that the hub prints lets in workers."""
+        made = self.linkcpp("token", "new", f"test-{len(self.processes)}", "--for", whom, "--json")
+        if made.poll() != 0:
+            raise RuntimeError(made.err())
+        return json.loads(made.out())["line"]
+
     # ---- what the hub says
 
     def status(self):

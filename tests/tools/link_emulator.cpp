@@ -4,11 +4,11 @@
 //   link_emulator --from NETNS,ADDRESS/BITS --to NETNS,ADDRESS/BITS [--delay MS] [--jitter MS] [--loss SHARE]
 //                 [--rate MBIT] [--seed N]
 //
-// NETNS is a name of `ip netns`. Delay is one way, each way has it; jitter is added to it at random, from 0 up to that
-// much, and never lets a packet overtake another. Prints "ready" when both devices are up, and runs until it is ended.
-// Commands on its standard input, one a line, change it: "delay MS", "jitter MS", "loss SHARE", "rate MBIT" (0: none),
-// "cut" (nothing passes), "cut-from" (nothing from --from's side passes: half-open), "join" (all passes again); each is
-// answered with "ok" or a sentence.
+// NETNS is a name of `ip netns`, or - for where this runs. Delay is one way, each way has it; jitter is added to it at
+// random, from 0 up to that much, and never lets a packet overtake another. Prints "ready" when both devices are up,
+// and runs until it is ended. Commands on its standard input, one a line, change it: "delay MS", "jitter MS", "loss
+// SHARE", "rate MBIT" (0: none), "cut" (nothing passes), "cut-from" (nothing from --from's side passes: half-open),
+// "join" (all passes again); each is answered with "ok" or a sentence.
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -40,7 +40,7 @@ using std::chrono::duration_cast;
 
 constexpr std::size_t kMaxPacket = 65536;
 constexpr std::size_t kMaxQueued = 4096;  // packets a way: what a router would hold
-constexpr int kMtu = 1500;  // bytes
+constexpr int kMtu = 1500;                // bytes
 
 [[noreturn]] void die(const std::string& what) {
     std::fprintf(stderr, "link_emulator: %s: %s\n", what.c_str(), std::strerror(errno));
@@ -78,12 +78,13 @@ int open_tun(const std::string& where) {
     const std::string name = where.substr(0, comma);
     const std::string address = where.substr(comma + 1, slash - comma - 1);
     const int bits = std::atoi(where.c_str() + slash + 1);
+    const bool here = name == "-";
     const int home = ::open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-    const int there = ::open(("/run/netns/" + name).c_str(), O_RDONLY | O_CLOEXEC);
+    const int there = here ? ::dup(home) : ::open(("/run/netns/" + name).c_str(), O_RDONLY | O_CLOEXEC);
     if (home < 0 || there < 0 || ::setns(there, CLONE_NEWNET) != 0) { die("namespace " + name); }
     const int fd = ::open("/dev/net/tun", O_RDWR | O_CLOEXEC | O_NONBLOCK);
     ifreq request{};
-    std::strcpy(request.ifr_name, "link0");
+    std::strcpy(request.ifr_name, "link%d");
     request.ifr_flags = IFF_TUN | IFF_NO_PI;
     if (fd < 0 || ::ioctl(fd, TUNSETIFF, &request) != 0) { die("/dev/net/tun"); }
     const int control = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
