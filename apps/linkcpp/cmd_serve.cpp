@@ -35,6 +35,10 @@ struct ServeArguments {
     std::string worker_memory;
     std::string audit;
     double probe_every = 120;
+    std::size_t max_peers = hub::HubLimits().peers;
+    std::size_t max_per_address = hub::HubLimits().per_address;
+    std::size_t max_strangers = hub::HubLimits().strangers;
+    double hello_time = to_seconds(hub::HubLimits().hello_time);
     std::uint16_t port = 7070;
     std::uint16_t https_port = 0;
     unsigned n_local_workers = 0;
@@ -221,6 +225,10 @@ Result<hub::HubOptions> hub_options(const ServeArguments& options) {
                      : hub.listen.port == 0  ? std::uint16_t{0}
                                              : static_cast<std::uint16_t>(hub.listen.port + 1);
     hub.admission.interval = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.probe_every));
+    hub.limits.peers = options.max_peers;
+    hub.limits.per_address = options.max_per_address;
+    hub.limits.strangers = options.max_strangers;
+    hub.limits.hello_time = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.hello_time));
     hub.swarm.n_replicas = options.n_replicas;
     hub.swarm.expected_workers = options.n_local_workers;
     return hub;
@@ -370,6 +378,25 @@ void add_serve(CLI::App& app) {
         ->check(CLI::Range(0.1, 1e6))
         ->capture_default_str();
     command->add_flag("--no-local-experts", options->no_local_experts, "llama-server computes no expert itself");
+    const std::string limits = "Limits against strangers";
+    command->add_option("--max-peers", options->max_peers, "Connections to the hub")
+        ->check(CLI::Range(1u, 100'000u))
+        ->capture_default_str()
+        ->group(limits);
+    command->add_option("--max-per-address", options->max_per_address, "Of these, from one address")
+        ->check(CLI::Range(1u, 100'000u))
+        ->capture_default_str()
+        ->group(limits);
+    command
+        ->add_option("--max-strangers", options->max_strangers,
+                     "Of these, not let in yet; of more the one that has waited longest gives way")
+        ->check(CLI::Range(1u, 100'000u))
+        ->capture_default_str()
+        ->group(limits);
+    command->add_option("--hello-time", options->hello_time, "Seconds until a stranger must have said who it is")
+        ->check(CLI::Range(0.1, 3600.0))
+        ->capture_default_str()
+        ->group(limits);
     command->add_option("ARGS", options->server_arguments, "Arguments for llama-server, behind --");
     command->prefix_command(false);
     command->footer(

@@ -153,6 +153,13 @@ void print_status(const json& status) {
     }
     print_quarantine(status["quarantine"]);
     print_unknown(status["unknown_layers"]);
+    if (const json& refused = status["refused"]; !refused.empty()) {
+        std::string text;
+        for (const auto& [what, n] : refused.items()) {
+            text += fmt::format("{}{} {}x", text.empty() ? "" : ", ", what, n.get<std::uint64_t>());
+        }
+        fmt::print("\nrefused   {}\n", text);
+    }
     print_events(status["events"]);
 }
 

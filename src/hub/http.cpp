@@ -121,6 +121,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
         log_warn("HTTPS: {} asked for {} {} without a token for that", request.remote_addr,
                  one_line(request.method.substr(0, 16)), one_line(request.path.substr(0, 80)));
         response.status = known ? 403 : 401;
+        source.refused(known ? "HTTPS: not the operator" : "HTTPS: no valid token");
         response.set_header("WWW-Authenticate", "Bearer");
         return httplib::Server::HandlerResponse::Handled;
     });

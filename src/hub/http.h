@@ -61,7 +61,8 @@ class HttpServer {
         const model::Manifest& manifest;
         const Tokens& tokens;
         const Tokens& operator_tokens;
-        std::function<std::string()> status;  // JSON
+        std::function<std::string()> status;                   // JSON
+        std::function<void(const std::string& what)> refused;  // is told of each request that was turned away
         // What it has done, for the command line to say: a name, or JSON.
         std::function<Result<std::string>(Command command, const Arguments& arguments)> operate;
     };

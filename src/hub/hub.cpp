@@ -27,8 +27,6 @@ namespace fb = wire::fb;
 using nlohmann::json;
 
 constexpr std::size_t kTokenBytes = 16;
-constexpr std::size_t kMaxPeers = 1024;
-constexpr Duration kHelloTimeout = 5s;
 constexpr Duration kStatusWait = 300ms;
 constexpr Duration kAcceptPause = 1s;
 constexpr Duration kCallWait = 5s;
@@ -194,6 +192,7 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
         .tokens = hub->tokens_,
         .operator_tokens = hub->operator_tokens_,
         .status = [raw = hub.get()] { return raw->status_json(); },
+        .refused = [raw = hub.get()](const std::string& what) { raw->count_refusal(what); },
         .operate = [raw = hub.get()](Command command,
                                      const Arguments& arguments) { return raw->operate(command, arguments); }};
     LINKCPP_TRY(hub->http_, HttpServer::make(https, hub->identity_, std::move(source)));
@@ -256,10 +255,7 @@ void Hub::accept() {
             return;
         }
         if (!*accepted) { return; }
-        if (peers_.size() >= kMaxPeers) {
-            log_warn("{}: turned away, {} peers are connected already", (*accepted)->from, peers_.size());
-            continue;
-        }
+        if (!may_come((*accepted)->from)) { continue; }
         auto link = net::Link::tls_server(std::move((*accepted)->fd), (*accepted)->from, tls_);
         if (!link) {
             log_warn("{}: {}", (*accepted)->from, link.error().message);
@@ -267,10 +263,45 @@ void Hub::accept() {
         }
         auto peer = std::make_unique<Peer>();
         peer->link = *std::move(link);
+        peer->link->set_queue_limit(options_.limits.queued_bytes);
         peer->from = std::move((*accepted)->from);
         peer->since = peer->heard = now();
         peers_.push_back(std::move(peer));
     }
+}
+
+void Hub::count_refusal(const std::string& what) {
+    const std::lock_guard lock(refusals_mutex_);
+    ++refusals_[what];
+}
+
+bool Hub::may_come(const std::string& from) {
+    const HubLimits& limits = options_.limits;
+    if (peers_.size() >= limits.peers) {
+        count_refusal("too many peers");
+        log_warn("{}: turned away, {} peers are connected already (serve --max-peers)", from, peers_.size());
+        return false;
+    }
+    const auto host = [](std::string_view address) { return address.substr(0, address.rfind(':')); };
+    std::size_t n_here = 0;
+    std::vector<Peer*> strangers;
+    for (const auto& peer : peers_) {
+        if (peer->gone || host(peer->from) != host(from)) { continue; }
+        ++n_here;
+        if (peer->role == fb::Role::none) { strangers.push_back(peer.get()); }
+    }
+    if (n_here >= limits.per_address) {
+        count_refusal("too many from one address");
+        log_warn("{}: turned away, {} peers are connected from there already (serve --max-per-address)", from, n_here);
+        return false;
+    }
+    // Who means it says hello at once: a crowd that does not keeps nobody out.
+    if (strangers.size() >= limits.strangers) {
+        count_refusal("too many strangers from one address");
+        Peer* oldest = *std::ranges::min_element(strangers, {}, &Peer::since);
+        drop(*oldest, {ErrorKind::disconnected, fmt::format("{}: gave way to others from there", oldest->from)});
+    }
+    return true;
 }
 
 void Hub::serve(Peer& peer) {
@@ -286,6 +317,7 @@ void Hub::serve(Peer& peer) {
             status = handle(peer, **message);
         }
     }
+    if (!status && status.error().kind == ErrorKind::corrupt) { count_refusal("broken message"); }
     if (!status) { drop(peer, status.error()); }
 }
 
@@ -377,6 +409,7 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
         access_.admit(peer.link->peer()->hex(), hello.token, hello.role,
                       hello.role == fb::Role::worker ? hello.name : hello.process, std::time(nullptr));
     if (!let_in) {
+        count_refusal("credentials");
         net::refuse(*peer.link, let_in.error().kind, let_in.error().message);
         return fail(let_in.error().kind, "{}: refused: {}", peer.from, let_in.error().message);
     }
@@ -385,6 +418,7 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
     const bool twice = std::ranges::any_of(
         peers_, [&](const auto& other) { return other.get() != &peer && !other->gone && other->id == peer.id; });
     if (twice) {
+        count_refusal("the same key twice");
         // Perhaps its old connection is dead and nobody has noticed yet: it will be let in when that one is given up.
         net::refuse(*peer.link, ErrorKind::overloaded, "another process with the same key is connected");
         peer.id.clear();
@@ -394,6 +428,7 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
         return std::ranges::find(hello.features, feature) == hello.features.end();
     });
     if (hello.role == fb::Role::worker && lacks) {
+        count_refusal("too old a release");
         net::refuse(*peer.link, ErrorKind::unsupported, "this worker is too old; give it the hub's release");
         return fail(ErrorKind::unsupported, "{}: refused, its release {} is too old", peer.from,
                     one_line(hello.release.substr(0, 64)));
@@ -814,7 +849,8 @@ void Hub::heartbeat() {
     for (const auto& peer : peers_) {
         const bool strange = peer->role == fb::Role::none;
         const Duration silent = now() - (strange ? peer->since : peer->heard);
-        if (silent > (strange ? kHelloTimeout : options_.silence)) {
+        if (silent > (strange ? options_.limits.hello_time : options_.silence)) {
+            if (strange) { count_refusal("no hello in time"); }
             drop(*peer, {ErrorKind::timeout,
                          fmt::format("{}: silent for {:.0f} s, given up", peer->link->name(), to_seconds(silent))});
         } else if (!strange) {
@@ -929,6 +965,11 @@ std::string Hub::make_status() const {
                           {"text", event.text},
                           {"by", event.by.empty() ? "hub" : event.by}});
     }
+    json refused = json::object();
+    {
+        const std::lock_guard lock(refusals_mutex_);
+        for (const auto& [what, n] : refusals_) { refused[what] = n; }
+    }
     const std::uint64_t total = swarm_.total_slices();
     const std::uint64_t missing = swarm_.missing_slices();
     const model::MoeModel& model = manifest_.model;
@@ -957,6 +998,7 @@ std::string Hub::make_status() const {
         {"coordinators", coordinators},
         {"quarantine", quarantined},
         {"unknown_layers", unknown},
+        {"refused", refused},
         {"events", events}};
     return status.dump(-1, ' ', false, json::error_handler_t::replace);
 }

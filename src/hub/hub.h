@@ -36,6 +36,15 @@
 
 namespace linkcpp::hub {
 
+// Against strangers, and peers who have too much of everything.
+struct HubLimits {
+    std::size_t peers = 1024;                       // connections to the hub's port
+    std::size_t per_address = 256;                  // of these, from one address
+    std::size_t strangers = 32;                     // … that have not said yet who they are; the oldest gives way
+    Duration hello_time = std::chrono::seconds(5);  // until a stranger must have said it
+    std::size_t queued_bytes = 64u << 20;           // that wait for one peer, before it is given up
+};
+
 struct HubOptions {
     std::filesystem::path model;
     net::Address listen{"127.0.0.1", 7070};
@@ -43,6 +52,7 @@ struct HubOptions {
     std::string advertised_host;  // in the join line; empty: the listening one
     Swarm::Options swarm;
     Admission::Options admission;
+    HubLimits limits;
     Duration heartbeat = std::chrono::seconds(1);
     Duration silence = std::chrono::seconds(10);  // a peer that says nothing for so long is gone
 };
@@ -105,6 +115,10 @@ class Hub {
         net::Listener listener, Access access, const std::filesystem::path& state_dir);
 
     void accept();
+    // Whether one more from that address may come; makes room among strangers.
+    bool may_come(const std::string& from);
+    // What was turned away is counted under a name, for `linkcpp status`.
+    void count_refusal(const std::string& what);
     void serve(Peer& peer);
     Status handle(Peer& peer, wire::ControlT& message);
     Status welcome(Peer& peer, wire::fb::HelloT& hello);
@@ -181,6 +195,8 @@ class Hub {
         std::string by;  // the program that says so; empty: the hub
     };
     std::deque<Event> events_;
+    mutable std::mutex refusals_mutex_;  // guards refusals_
+    std::map<std::string, std::uint64_t> refusals_;
     bool dispute_failed_ = false;
     TimePoint started_;
     TimePoint next_heartbeat_{};

@@ -293,7 +293,7 @@ Result<std::size_t> Link::read_some(std::span<std::byte> to) {
 
 Status Link::check_queue(std::size_t payload_bytes) const {
     const std::size_t waiting = out_.size() - out_begin_;
-    if (waiting + payload_bytes <= kMaxQueuedBytes) { return {}; }
+    if (waiting + payload_bytes <= queue_limit_) { return {}; }
     return fail(ErrorKind::overloaded, "{}: {} bytes wait to be written already", name_, waiting);
 }
 

@@ -64,7 +64,7 @@ class Link {
     Link& operator=(const Link&) = delete;
 
     // Queues a frame made of `parts` and writes what the socket takes. `parts` are copied when they cannot be written
-    // at once. Errors: disconnected, corrupt (TLS), overloaded (over kMaxQueuedBytes wait already).
+    // at once. Errors: disconnected, corrupt (TLS), overloaded (too much waits already).
     Status send(wire::FrameType type, std::initializer_list<ByteView> parts);
     // Queues a frame and returns the place for its payload, to be filled at once; the next flush() writes it. Errors:
     // overloaded.
@@ -77,6 +77,9 @@ class Link {
 
     // Largest payload accepted from now on (wire::kMaxHelloBytes until it is raised).
     void set_limit(std::uint32_t max_payload_bytes) { limit_ = max_payload_bytes; }
+
+    // How many bytes may wait to be written (kMaxQueuedBytes until it is set).
+    void set_queue_limit(std::size_t bytes) { queue_limit_ = bytes; }
 
     int fd() const { return fd_.get(); }
     // What to poll for: POLLIN, and POLLOUT while something waits to be written.
@@ -124,6 +127,7 @@ class Link {
     bool established_ = true;
     bool want_write_ = false;  // the handshake has not begun: a connect may still be under way
     std::uint32_t limit_ = wire::kMaxHelloBytes;
+    std::size_t queue_limit_ = kMaxQueuedBytes;
 
     RawBytes out_;  // queued bytes from out_begin_ on
     std::size_t out_begin_ = 0;

@@ -239,4 +239,23 @@ class Strangers(SwarmTest):
         idle = [socket.create_connection((host, int(port))) for _ in range(300)]
         self.addCleanup(lambda: [s.close() for s in idle])
         self.swarm.join("legitimate")
-        self.swarm.wait_covered()
+        status = self.swarm.wait_covered()
+        self.assertGreaterEqual(status["refused"]["too many strangers from one address"], 300 - 32)
+
+    def test_are_counted_by_what_they_were_refused_for(self):
+        self.swarm.serve(models.path_of("Q8_0"), "--max-per-address", 3, "--max-strangers", 2, "--hello-time", 0.3)
+        host, port = re.search("//([^:/]+):([0-9]+)/", self.swarm.line).groups()
+        wrong = re.sub("/[^/?]+([?]|$)", r"/ffff\1", self.swarm.line)
+        self.assert_refused(self.swarm.join("stranger", line=wrong), "token")
+        idle = [socket.create_connection((host, int(port))) for _ in range(2)]
+        self.addCleanup(lambda: [s.close() for s in idle])
+        idle[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        refused = self.swarm.wait_status(lambda s: s["refused"].get("no hello in time"), "the silent one to be given up")["refused"]
+        self.assertEqual((refused["credentials"], refused["broken message"]), (1, 1), refused)
+        workers = [self.swarm.join(f"worker-{n}") for n in range(3)]
+        self.swarm.wait_status(lambda s: len(s["workers"]) == 3, "three workers")
+        self.swarm.join("one-too-many")
+        refused = self.swarm.wait_status(lambda s: s["refused"].get("too many from one address"), "the fourth")
+        self.assertEqual(len(refused["workers"]), 3)
+        self.assertIn("too many from one address", self.swarm.linkcpp("status").out().decode())
+        self.assertEqual([w.poll() for w in workers], [None] * 3)
