@@ -28,6 +28,11 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   add_compile_options(-Wno-restrict -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-array-bounds)
 endif()
 
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  # libstdc++'s own std::stable_sort uses what it has deprecated.
+  add_compile_options(-Wno-deprecated-declarations)
+endif()
+
 if(LINKCPP_SANITIZE)
   add_compile_options(-fsanitize=${LINKCPP_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${LINKCPP_SANITIZE})

@@ -84,15 +84,15 @@ Result<double> parse_share(std::string_view text) {
 }
 
 Result<std::uint64_t> parse_seconds(std::string_view text) {
-    static constexpr std::array<std::pair<std::string_view, std::uint64_t>, 5> kUnits{
+    static constexpr std::array<std::pair<std::string_view, std::uint64_t>, 5> kTimes{
         {{"", 1}, {"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}}};
     static constexpr std::uint64_t kMost = 100ull * 365 * 86400;
     std::uint64_t number = 0;
     const char* const end = text.data() + text.size();
     const auto [next, error] = std::from_chars(text.data(), end, number);
-    const auto unit = std::ranges::find(kUnits, std::string_view(next, static_cast<std::size_t>(end - next)),
+    const auto unit = std::ranges::find(kTimes, std::string_view(next, static_cast<std::size_t>(end - next)),
                                         &std::pair<std::string_view, std::uint64_t>::first);
-    if (error != std::errc{} || unit == kUnits.end() || number == 0 || number > kMost / unit->second) {
+    if (error != std::errc{} || unit == kTimes.end() || number == 0 || number > kMost / unit->second) {
         return fail(ErrorKind::invalid, "time: expected a number with a unit such as 90s, 30m, 24h or 7d, got '{}'",
                     text);
     }

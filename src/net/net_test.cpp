@@ -249,7 +249,10 @@ TEST(Socket, addresses_as_people_write_them) {
     EXPECT_EQ(parse_address("[::1]:80").value(), (Address{"::1", 80}));
     EXPECT_EQ(parse_address("host", 7).value(), (Address{"host", 7}));
     EXPECT_EQ((Address{"::1", 80}).text(), "[::1]:80");
-    for (const char* bad : {"", ":80", "h:x", "h:70000", "[::1", "[::1]x"}) { EXPECT_FALSE(parse_address(bad)) << bad; }
+    for (const char* bad :
+         {"", ":80", "h:x", "h:70000", "[::1", "[::1]x", "x[::1]:70", "a b:7", "::1", "h/x:7", "\xff:7", "[h/]:7"}) {
+        EXPECT_FALSE(parse_address(bad)) << bad;
+    }
 }
 
 TEST(Socket, a_port_in_use_is_said_to_be) {

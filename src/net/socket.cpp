@@ -1,5 +1,6 @@
 #include "net/socket.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/platform.h"
+#include "base/text.h"
 
 namespace linkcpp::net {
 namespace {
@@ -129,7 +131,15 @@ Result<Address> parse_address(std::string_view text, std::uint16_t default_port)
             return fail(ErrorKind::invalid, "address: expected a port from 0 to 65535, got '{}'", port);
         }
     }
-    if (address.host.empty()) { return fail(ErrorKind::invalid, "address: expected host:port, got '{}'", text); }
+    const bool is_number = text.starts_with('[');
+    const auto fits = [is_number](char c) {
+        const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+        return letter || c == '.' || c == '-' || c == '_' || (is_number && (c == ':' || c == '%'));
+    };
+    if (address.host.empty() || !std::ranges::all_of(address.host, fits)) {
+        return fail(ErrorKind::invalid, "address: expected host:port, or [number]:port for IPv6, got '{}'",
+                    one_line(text));
+    }
     return address;
 }
 
