@@ -154,6 +154,7 @@ Ends make_end(Kind kind, UniqueFd fd, const net::Identity& own, const net::Ident
     if (!held) { std::exit(1); }
     Ends end = make_end(kind, std::move(fd), own, other, true);
     worker::Server server(*engine);
+    server.set_epochs({0});  // that of routes which name none
     server.add(std::move(end.link), std::make_shared<std::atomic<bool>>(true));
     pollfd closed{server.on_closed().fd(), POLLIN, 0};
     ::poll(&closed, 1, -1);

@@ -105,14 +105,18 @@ class Swarmed:
         self.swarm.close()
 
 
+def rpc_devices(port):
+    """What releases of llama.cpp have called the device of an RPC server."""
+    return f"RPC0[127.0.0.1:{port}]", "RPC0", f"RPC[127.0.0.1:{port}]"
+
+
 def rpc_bench(llama, model, server_threads, client_threads):
     port = 50052
     server = subprocess.Popen([str(llama / "ggml-rpc-server"), "-H", "127.0.0.1", "-p", str(port), "-t", str(server_threads)],
                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         time.sleep(1)
-        device = f"RPC0[127.0.0.1:{port}]"
-        for name in (device, "RPC0", f"RPC[127.0.0.1:{port}]"):
+        for name in rpc_devices(port):
             try:
                 return bench_rows(run([llama / "llama-bench", *llama_bench(model, client_threads, "--rpc", f"127.0.0.1:{port}",
                                                                            "-ngl", 0, "-ot", f"_exps\\.weight={name}")]))
@@ -424,11 +428,19 @@ def losing_rpc(model, prompt, number):
         worker = Process("rpc-server", [bin_of_llama() / "ggml-rpc-server", "-H", "127.0.0.1", "-p", rpc_port], dict(os.environ), folder)
         processes.append(worker)
         time.sleep(1)
-        client = Process("llama-server", [bin_of_llama() / "llama-server", "-m", model, "--port", port, "-np", 1, "--no-warmup", "-t", 2,
-                                          "--rpc", f"127.0.0.1:{rpc_port}", "-ngl", 0, "-ot", "_exps\\.weight=RPC0"],
-                         dict(os.environ), folder)
-        processes.append(client)
-        server = Server(port, client).wait_healthy()
+        for n, device in enumerate(rpc_devices(rpc_port)):
+            client = Process(f"llama-server-{n}", [bin_of_llama() / "llama-server", "-m", model, "--port", port, "-np", 1, "--no-warmup",
+                                                   "-t", 2, "--rpc", f"127.0.0.1:{rpc_port}", "-ngl", 0, "-ot",
+                                                   f"_exps\\.weight={device}"], dict(os.environ), folder)
+            processes.append(client)
+            server = Server(port, client)
+            try:
+                server.wait_healthy()
+                break
+            except RuntimeError as error:
+                last = error
+        else:
+            raise last
         completion = server.start_completion(prompt, 150)
         completion.wait_arrived(50)
         os.kill(worker.pid, number)

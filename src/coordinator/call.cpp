@@ -138,7 +138,7 @@ Dispatcher::Holder* Dispatcher::Call::choose(const Task& task) const {
         const std::pair<const Holder*, std::uint32_t> refusal(holder, d_.routes_->workers[index].epoch);
         if (std::ranges::find(task.failed, refusal) != task.failed.end()) { continue; }
         const double time = mode_ == wire::Mode::partial ? holder->load + units
-                                                         : holder->watch.wait_us(time_now) +
+                                                         : holder->watch.sure_wait_us(time_now) +
                                                                (holder->load + units) * speed_of(*holder, time_now);
         const bool is_preferred = holder->watch.preferred(time_now);
         if (best == nullptr || (is_preferred && !best_is_preferred) ||

@@ -10,6 +10,8 @@ using namespace std::chrono_literals;
 
 // Measures move by so much with each answer.
 constexpr double kSmoothing = 0.1;
+// What is beyond so many times the mean scatter is no chance.
+constexpr double kSureScatters = 2;
 // A single answer counts for at most so many times the measure, which is taken to be so much at least.
 constexpr double kMostTimes = 4;
 constexpr double kLeastUs = 1000;
@@ -66,6 +68,10 @@ double HolderWatch::freshness(TimePoint now) const {
     // The clock of a token's layers is much finer: nothing to compute then.
     if (now - answered_ < kShortPause) { return 1; }
     return std::exp2(-to_seconds(now - answered_) / to_seconds(kHalfLife));
+}
+
+double HolderWatch::sure_wait_us(TimePoint now) const {
+    return std::max(0.0, wait_us_ - kSureScatters * scatter_us_) * freshness(now);
 }
 
 void HolderWatch::sent(std::uint64_t id, double units, std::size_t n_rows, TimePoint now) {

@@ -43,6 +43,7 @@ TEST_F(HolderWatchTest, measures_what_answers_take) {
     measure();
     EXPECT_NEAR(watch_.us_per_unit(now()), 10'000, 1);
     EXPECT_NEAR(watch_.wait_us(now()), 1'000, 1);
+    EXPECT_NEAR(watch_.sure_wait_us(now()), 1'000, 1);
     const std::uint64_t id = send(3);
     advance(3 * kWork + kWay);
     EXPECT_FALSE(watch_.is_late(id, now()));
@@ -114,6 +115,16 @@ TEST_F(HolderWatchTest, who_was_slow_for_a_moment_is_not_taken_for_slow_for_ever
     advance(kWork + kWay);
     answer(id);
     EXPECT_NEAR(watch_.us_per_unit(now()), 10'000, 1000) << "the new measure counts, not the old";
+}
+
+TEST_F(HolderWatchTest, chance_prefers_nobody) {
+    for (int i = 0; i < 400; ++i) {  // 0.2 or 1.8 ms on the way
+        const std::uint64_t id = send();
+        advance(kWork + (i % 2 == 0 ? 200us : 1800us));
+        answer(id);
+    }
+    EXPECT_NEAR(watch_.wait_us(now()), 1'000, 200);
+    EXPECT_EQ(watch_.sure_wait_us(now()), 0);
 }
 
 TEST_F(HolderWatchTest, requests_wait_in_line) {
