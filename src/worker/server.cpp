@@ -183,7 +183,10 @@ bool Server::serve(net::Link& link, Lock& lock) {
             status = std::unexpected(frame.error());
             break;
         }
-        if (!*frame) { return true; }
+        if (!*frame) {
+            if (link.in_frame() && pulse_sleeps_) { pulse_wanted_.notify_one(); }
+            return true;
+        }
         if ((*frame)->type == wire::FrameType::compute_request) {
             status = answer(link, (*frame)->payload, lock);
         } else if ((*frame)->type != wire::FrameType::control) {
@@ -200,12 +203,20 @@ bool Server::serve(net::Link& link, Lock& lock) {
     return false;
 }
 
+bool Server::knows(std::uint32_t epoch) {
+    if (std::ranges::find(epochs_, epoch) != epochs_.end()) { return true; }
+    // Perhaps it was set a moment ago.
+    const std::lock_guard inbox(inbox_mutex_);
+    epochs_ = inbox_epochs_;
+    return std::ranges::find(epochs_, epoch) != epochs_.end();
+}
+
 Status Server::answer(net::Link& link, ByteView payload, Lock& lock) {
     auto request = wire::decode_compute_request(payload);
     // What cannot be decoded has no id to answer to: the link is closed.
     if (!request) { return fail_with(link.name(), request.error()); }
     const wire::ComputeRequest& header = request->header;
-    if (std::ranges::find(epochs_, header.epoch) == epochs_.end()) {
+    if (!knows(header.epoch)) {
         ++stats_.stale;
         return refuse(link, header, wire::Outcome::stale_epoch, 0);
     }
@@ -260,12 +271,18 @@ Status Server::refuse(net::Link& link, const wire::ComputeRequest& request, wire
     return link.send(wire::FrameType::compute_answer, {head});
 }
 
+bool Server::is_awaited() const {
+    return at_work_ || std::ranges::any_of(clients_, [](const Client& client) {
+               return client.link != nullptr && client.link->in_frame();
+           });
+}
+
 void Server::pulse(const std::stop_token& stop) {
     Lock lock(links_mutex_);
     while (!stop.stop_requested()) {
-        if (!at_work_ && now() - worked_at_ > kPulseIdle) {
+        if (!is_awaited() && now() - worked_at_ > kPulseIdle) {
             pulse_sleeps_ = true;
-            pulse_wanted_.wait(lock, stop, [this] { return at_work_; });
+            pulse_wanted_.wait(lock, stop, [this] { return is_awaited(); });
             pulse_sleeps_ = false;
         }
         pulse_wanted_.wait_for(lock, stop, wire::kPulseEvery, [] { return false; });

@@ -68,6 +68,7 @@ class Server {
     void work_one(Lock& lock);
     // False when the link must be closed.
     bool serve(net::Link& link, Lock& lock);
+    bool knows(std::uint32_t epoch);
     Status answer(net::Link& link, ByteView payload, Lock& lock);
     Status compute(const wire::DecodedRequest& request, const expert::RowSink& sink);
     Status refuse(net::Link& link, const wire::ComputeRequest& request, wire::Outcome outcome,
@@ -76,6 +77,8 @@ class Server {
     class AtWork;
     void pulse(const std::stop_token& stop);
     void send_pulses();
+    // Something is being computed, or a request has come by half.
+    bool is_awaited() const;
     static Status send_rows(net::Link& link, const wire::ComputeRequest& request, const expert::RowPart& part,
                             std::uint32_t compute_us);
 
