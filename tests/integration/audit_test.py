@@ -1,12 +1,13 @@
 """Workers that compute wrong are found, before they serve or while they do, and what they said is not used."""
 
 import json
+import re
 import subprocess
 
 import models
 from case import DATA, PROMPT, SAME_ARITHMETIC, SwarmTest, completion
 from server import free_port
-from swarm import Swarm, bin_dir
+from swarm import Swarm, bin_dir, wait_for
 
 N_TOKENS = 400  # enough for a worker that lies in one of 200 answers to lie a dozen times
 N_HONEST = 300  # answers before its first lie: its part of 50 tokens
@@ -63,9 +64,12 @@ class Admission(SwarmTest):
     def test_a_worker_that_breaks_later_is_found_by_the_next_probe(self):
         """Also when no program runs: nobody needs to have used it."""
         self.swarm.serve(models.path_of("Q8_0"), "--probe-every", 0.3)
-        start_liar(self.swarm, "broken", "broken", 40)
+        broken = start_liar(self.swarm, "broken", "broken", 40)
         self.swarm.wait_covered()
         found = in_quarantine(self.swarm, "broken")
+        # Whoever runs it is told, too.
+        wait_for(lambda: re.search("the hub says: this worker is in quarantine.*a probe of layer", broken.err()), 10,
+                 "a word in the worker's own log")
         self.assertRegex(found["why"], "a probe of layer")
         self.assertIsNotNone(found["in_doubt_since"])
         self.assertGreater(self.swarm.status()["coverage"]["missing_slices"], 0)

@@ -144,7 +144,14 @@ class MissingExperts(SwarmTest):
         coordinator = status["coordinators"][0]
         self.assertTrue(0 < coordinator["local_pairs"] < coordinator["pairs"], coordinator)
         self.assertGreater(status["workers"][0]["pairs"], 0)
+        self.assertRegex(server.process.err(), "expert slices have no live holder: this program computes them itself")
         self.assertEqual(text, self.server_alone("Q8_0").complete(PROMPT, 100))
+
+    def test_that_are_there_are_not_said_to_be_missing(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=2)
+        for _ in range(5):  # whoever is quicker, the check or the workers that dial
+            process = self.assert_ran(self.swarm.exec("llama-bench", "-m", models.path_of("Q8_0"), "-p", 8, "-n", 4, options=()))
+            self.assertNotIn("no live holder", process.err())
 
 
 class LosingTheHub(SwarmTest):
