@@ -270,9 +270,14 @@ Status serve(const ServeArguments& options) {
         hub_ended = true;
     });
     const bool open = !net::is_loopback(line.hub.host);
-    fmt::print("{}, run {}:\n\n  linkcpp join '{}'\n\n",
-               open ? "To add a machine" : "This machine only (--lan lets others in). To add a worker",
-               open ? "there" : "here", hub->join_line().text());
+    if (hub->join_line().token.empty()) {
+        fmt::print(
+            "The token for workers was revoked; `linkcpp token new NAME` makes another and prints its line.\n\n");
+    } else {
+        fmt::print("{}, run {}:\n\n  linkcpp join '{}'\n\n",
+                   open ? "To add a machine" : "This machine only (--lan lets others in). To add a worker",
+                   open ? "there" : "here", hub->join_line().text());
+    }
     std::fflush(stdout);
     LocalWorkers workers(options, worker_memory);  // they end before the hub does
     LINKCPP_CHECK(workers.start(line));
@@ -307,7 +312,7 @@ Status serve(const ServeArguments& options) {
                 const TimePoint now = std::chrono::steady_clock::now();
                 restarts.ended(now);
                 has_served = has_served || hub->has_computed_for(server_name(*server));
-                if (!has_served || restarts.n_short_lives() >= Restarts::kMaxShortLives) {
+                if (!has_served) {
                     return fail(ErrorKind::failed, "llama-server ended with status {}{}; its last lines above say why",
                                 *status, server->checked_in() ? "" : " without having loaded the swarm plugin");
                 }

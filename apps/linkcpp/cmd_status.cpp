@@ -40,6 +40,7 @@ void print_unknown(const json& layers) {
 
 // What is known of a worker's numbers.
 void print_trust(const json& worker) {
+    if (!worker.contains("trust")) { return; }  // it has not joined since the hub was started
     const json& trust = worker["trust"];
     if (trust["state"] == "admitted") {
         fmt::print(

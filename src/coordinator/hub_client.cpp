@@ -410,10 +410,10 @@ void HubClient::accept(net::Listener& listener, bool encrypted) {
             return;
         }
         if (!*accepted) { return; }
+        // Who means it says hello at once: a crowd that does not keeps nobody out.
         if (callers_.size() >= kMaxCallers) {
-            log_warn("data links: {} turned away, {} others have not said hello yet", (*accepted)->from,
-                     callers_.size());
-            continue;
+            log_debug("data links: {} gave way to others", callers_.front().link->name());
+            callers_.erase(callers_.begin());
         }
         Caller caller{.uid = (*accepted)->uid, .since = now()};
         if (encrypted) {

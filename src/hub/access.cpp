@@ -68,6 +68,11 @@ Result<Access> Access::load(const std::filesystem::path& path, std::int64_t now)
         for (const json& entry : file.at("tokens")) {
             auto admits = parse_admits(entry.at("for").get<std::string>());
             if (!admits) { return fail_with(path.string(), admits.error()); }
+            const auto secret = entry.at("secret").get<std::string>();
+            if (!is_name(secret) || secret.size() < kSecretBytes) {
+                return fail(ErrorKind::corrupt, "{}: a token's secret is too short, or has characters that none has",
+                            path.string());
+            }
             access.tokens_.push_back({entry.at("name").get<std::string>(), entry.at("secret").get<std::string>(),
                                       *admits, entry.at("made").get<std::int64_t>(),
                                       entry.at("ends").get<std::int64_t>()});
@@ -177,6 +182,9 @@ Result<JoinToken> Access::make(const std::string& name, Admits admits, std::int6
 Result<JoinToken> Access::rotate(std::string_view name, std::int64_t now) {
     const auto found = std::ranges::find(tokens_, name, &JoinToken::name);
     if (found == tokens_.end()) { return fail(ErrorKind::not_found, "no token '{}'", one_line(name)); }
+    if (found->has_ended(now)) {
+        return fail(ErrorKind::invalid, "token '{}' has ended; revoke it and make a new one", one_line(name));
+    }
     found->secret = random_hex(kSecretBytes);
     found->made = now;
     changed_ = true;

@@ -76,6 +76,7 @@ TEST_F(AccessTest, a_token_ends_by_itself) {
     EXPECT_NE(admit("b", guest.secret, fb::Role::worker, kNow + 60).error().message.find("has ended"),
               std::string::npos);
     EXPECT_TRUE(admit("a", guest.secret, fb::Role::worker, kNow + 1000)) << "a member";
+    EXPECT_FALSE(access_.rotate("guest", kNow + 1000)) << "it would print a line that is dead already";
 }
 
 TEST_F(AccessTest, all_of_it_is_known_to_the_next_hub) {

@@ -25,6 +25,7 @@ Result<std::string> find_worker(std::string_view worker, const std::map<std::str
     for (const auto& [id, record] : workers) {
         const std::string name = name_of(record);
         if (name.empty()) { continue; }
+        if (id == worker) { return id; }  // whatever others call themselves
         if (name == worker || (worker.size() >= kShortestId && id.starts_with(worker))) { ids.push_back(id); }
     }
     if (ids.empty()) {

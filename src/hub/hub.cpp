@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
+#include <charconv>
 #include <ctime>
 #include <future>
 #include <random>
@@ -202,7 +202,7 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
 net::JoinLine Hub::join_line() const {
     net::JoinLine line = own_line();
     const std::lock_guard lock(printed_mutex_);
-    line.token = printed_secret_.empty() ? "revoked" : printed_secret_;
+    line.token = printed_secret_;
     return line;
 }
 
@@ -413,7 +413,7 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
         net::refuse(*peer.link, let_in.error().kind, let_in.error().message);
         return fail(let_in.error().kind, "{}: refused: {}", peer.from, let_in.error().message);
     }
-    save_access();
+    (void)save_access();  // the log says if it could not
     peer.id = peer.link->peer()->hex();
     const bool twice = std::ranges::any_of(
         peers_, [&](const auto& other) { return other.get() != &peer && !other->gone && other->id == peer.id; });
@@ -498,6 +498,9 @@ void Hub::send(Peer& peer, Message message) {
 
 fb::CoordinatorsT Hub::coordinators() const {
     fb::CoordinatorsT list;
+    for (const auto& [key, member] : access_.members()) {
+        if (member.revoked && member.role == fb::Role::coordinator) { list.revoked.push_back(key); }
+    }
     for (const auto& peer : peers_) {
         if (peer->gone || peer->role != fb::Role::coordinator) { continue; }
         auto entry = std::make_unique<fb::CoordinatorT>();
@@ -720,11 +723,13 @@ Result<std::string> Hub::run_command(Command command, const Arguments& arguments
     return fail(ErrorKind::unsupported, "unknown command");
 }
 
-void Hub::save_access() {
-    if (!access_.take_changed()) { return; }
-    if (const Status saved = access_.save(access_path_); !saved) {
-        log_error("{}; a hub that is started again will not know this", saved.error().message);
-    }
+Status Hub::save_access() {
+    if (!access_.take_changed()) { return {}; }
+    const Status saved = access_.save(access_path_);
+    if (saved) { return {}; }
+    log_error("{}; a hub that is started again will not know this", saved.error().message);
+    return fail(saved.error().kind, "it is so now, but a hub that is started again will not know: {}",
+                saved.error().message);
 }
 
 std::string Hub::describe(const JoinToken& token) const {
@@ -761,10 +766,15 @@ Result<std::string> Hub::make_token(const Arguments& arguments) {
     LINKCPP_TRY(const Admits admits, parse_admits(argument("for")));
     const std::int64_t now = std::time(nullptr);
     const std::string seconds = argument("seconds");
-    const std::int64_t lifetime = std::clamp<std::int64_t>(std::strtoll(seconds.c_str(), nullptr, 10), 0, kLongest);
+    std::int64_t lifetime = -1;
+    const auto [end, error] = std::from_chars(seconds.data(), seconds.data() + seconds.size(), lifetime);
+    if (error != std::errc{} || end != seconds.data() + seconds.size() || lifetime < 0 || lifetime > kLongest) {
+        return fail(ErrorKind::invalid, "seconds: expected a number from 0 (it never ends) to {}, got '{}'", kLongest,
+                    one_line(seconds.substr(0, kMaxHelloText)));
+    }
     LINKCPP_TRY(const JoinToken token, access_.make(argument("name"), admits, lifetime == 0 ? 0 : now + lifetime, now));
     tokens_.add(token.secret);
-    save_access();
+    LINKCPP_CHECK(save_access());
     log_info("token {} lets in {} from now on", token.name, to_string(token.admits));
     return describe(token);
 }
@@ -779,7 +789,7 @@ Result<std::string> Hub::rotate_token(const std::string& name) {
         const std::lock_guard lock(printed_mutex_);
         printed_secret_ = token.secret;
     }
-    save_access();
+    LINKCPP_CHECK(save_access());
     log_info("token {} has a new secret; the old one lets nobody in any more", name);
     return describe(token);
 }
@@ -795,14 +805,13 @@ Result<std::string> Hub::revoke_token(const std::string& name, bool members) {
     if (members) {
         for (const std::string& key : access_.members_of(name)) { n_members += revoke(key, true) ? 1 : 0; }
     }
-    save_access();
+    LINKCPP_CHECK(save_access());
     log_info("token {} lets nobody in any more", name);
     return json{{"name", name}, {"revoked_members", n_members}}.dump();
 }
 
 Result<std::string> Hub::revoke(const std::string& member, bool revoked) {
     LINKCPP_TRY(const std::string key, access_.set_revoked(member, revoked));
-    save_access();
     const std::string name = access_.members().at(key).name;
     log_info("{} ({}) {}", name, key.substr(0, kShortId), revoked ? "is let in no more" : "may come in again");
     for (const auto& peer : peers_) {
@@ -811,6 +820,8 @@ Result<std::string> Hub::revoke(const std::string& member, bool revoked) {
         drop(*peer, {ErrorKind::failed, fmt::format("{}: revoked", peer->link->name())});
         swarm_.said_goodbye(key, now());
     }
+    if (revoked) { send_coordinators(); }  // workers let go of a program that is out
+    LINKCPP_CHECK(save_access());
     return name;
 }
 

@@ -72,7 +72,7 @@ class Hub {
     // Serves until `stop` is requested.
     Status run(const std::stop_token& stop);
 
-    // For other machines, with the token that lets workers in; when that was revoked, without one that works.
+    // For other machines, with the token that lets workers in; when that was revoked, without one.
     net::JoinLine join_line() const;
     // For what this process starts, and for this user's programs on this machine.
     net::JoinLine own_line() const;
@@ -147,7 +147,7 @@ class Hub {
     Result<std::string> rotate_token(const std::string& name);
     Result<std::string> revoke_token(const std::string& name, bool members);
     Result<std::string> revoke(const std::string& member, bool revoked);
-    void save_access();
+    Status save_access();
     // The tokens that open HTTPS are those of now.
     void end_tokens();
     Result<std::string> clear(const std::string& worker);

@@ -419,6 +419,10 @@ TEST_F(SwarmTest, a_worker_is_found_by_its_name_its_id_or_enough_of_it) {
     EXPECT_EQ(swarm_.find("abcdef").error().kind, ErrorKind::invalid);
     EXPECT_EQ(swarm_.find("fffff").error().kind, ErrorKind::not_found);
     EXPECT_EQ(swarm_.find("").error().kind, ErrorKind::not_found);
+    fb::HelloT hello;
+    hello.name = "abcdef1";
+    swarm_.joined("bbbbbb1", hello, clock_.now());
+    EXPECT_EQ(swarm_.find("abcdef1").value(), "abcdef1") << "whatever others call themselves";
 }
 
 }  // namespace

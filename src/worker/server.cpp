@@ -98,10 +98,18 @@ Server::~Server() {
     wake_.signal();
 }
 
-void Server::add(std::unique_ptr<net::Link> link, std::shared_ptr<std::atomic<bool>> alive) {
+void Server::add(std::unique_ptr<net::Link> link, std::shared_ptr<std::atomic<bool>> alive, std::string id) {
     {
         const std::lock_guard lock(inbox_mutex_);
-        inbox_.push_back({std::move(link), std::move(alive)});
+        inbox_.push_back({std::move(link), std::move(alive), std::move(id)});
+    }
+    wake_.signal();
+}
+
+void Server::drop(const std::string& id) {
+    {
+        const std::lock_guard lock(inbox_mutex_);
+        dropped_.push_back(id);
     }
     wake_.signal();
 }
@@ -143,6 +151,14 @@ void Server::adopt() {
     }
     inbox_.clear();
     epochs_ = inbox_epochs_;
+    for (const std::string& id : std::exchange(dropped_, {})) {
+        for (Client& client : clients_) {  // the data thread removes them
+            if (client.link == nullptr || client.id != id) { continue; }
+            log_info("data link: {}: it was revoked", client.link->name());
+            client.link.reset();
+            client.alive->store(false, std::memory_order_release);
+        }
+    }
 }
 
 void Server::run(const std::stop_token& stop) {
@@ -164,6 +180,7 @@ void Server::run(const std::stop_token& stop) {
             // A new link may have its first request in its own buffer already, where poll() does not see it.
             if (i < n_known && entries[i + 1].revents == 0) { continue; }
             Client& client = clients_[i];
+            if (client.link == nullptr) { continue; }
             if (serve(*client.link, lock)) { continue; }
             client.link.reset();
             client.alive->store(false, std::memory_order_release);

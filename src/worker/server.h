@@ -42,7 +42,10 @@ class Server {
     ~Server();
 
     // From any thread. The link has passed its hello; `alive` is set to false when the server has let it go.
-    void add(std::unique_ptr<net::Link> link, std::shared_ptr<std::atomic<bool>> alive);
+    // `id`: whose it is, for drop().
+    void add(std::unique_ptr<net::Link> link, std::shared_ptr<std::atomic<bool>> alive, std::string id = {});
+    // From any thread: that one's links are closed, after what is being computed.
+    void drop(const std::string& id);
     // From any thread: `work` runs on the data thread, which alone may compute, between requests. One piece a turn, so
     // that requests wait for one piece at most.
     void post(std::function<void()> work);
@@ -59,6 +62,7 @@ class Server {
     struct Client {
         std::unique_ptr<net::Link> link;
         std::shared_ptr<std::atomic<bool>> alive;
+        std::string id;
     };
 
     using Lock = std::unique_lock<std::mutex>;
@@ -87,10 +91,11 @@ class Server {
     net::Wakeup wake_;
     net::Wakeup closed_;
 
-    std::mutex inbox_mutex_;  // guards the three below
+    std::mutex inbox_mutex_;  // guards the four below
     std::vector<Client> inbox_;
     std::deque<std::function<void()>> work_;
     std::vector<std::uint32_t> inbox_epochs_;
+    std::vector<std::string> dropped_;
 
     std::mutex links_mutex_;  // guards the six below; held by the data thread but while it sleeps or computes
     std::vector<Client> clients_;

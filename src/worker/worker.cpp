@@ -213,6 +213,7 @@ void Worker::set_coordinators(const fb::CoordinatorsT& coordinators) {
                                                         : Peer{*coordinator, std::make_shared<std::atomic<bool>>(false),
                                                                now(), Backoff(kFirstDelay, kMaxDelay)});
     }
+    for (const std::string& id : coordinators.revoked) { server_.drop(id); }
     peers_ = std::move(peers);  // links to coordinators that are gone end by themselves
 }
 
@@ -262,7 +263,7 @@ Status Worker::dial_one(const fb::CoordinatorT& coordinator, const std::shared_p
     }
     alive->store(true);
     log_info("data link to {} over {}", link->name(), link->encrypted() ? "TCP with TLS" : "a Unix socket");
-    server_.add(std::move(link), alive);
+    server_.add(std::move(link), alive, coordinator.id);
     return {};
 }
 

@@ -74,6 +74,24 @@ class Access(SwarmTest):
             self.swarm.wait_covered()
         self.assertEqual(server.complete(PROMPT, 400), text)
 
+    def test_a_program_is_shut_out_of_the_workers_too(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=1)
+        program = self.swarm.start_exec("llama-completion", *completion("Q8_0", 4000), "--ignore-eos", "-c", 8192)
+        name = self.swarm.wait_status(lambda s: s["coordinators"] and s["coordinators"][0]["layers"] > 50, "it")["coordinators"][0]["process"]
+        self.run_json("revoke", name)
+        self.assertNotEqual(program.wait(30), 0)
+        self.assertRegex(program.err(), "this key was revoked")
+        self.assertEqual([w["state"] for w in self.swarm.status()["workers"]], ["ready"])
+
+    def test_what_cannot_be_saved_is_said(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=1)
+        file = next(self.swarm.home.rglob("access.json"))
+        file.unlink()
+        file.mkdir()
+        (file / "x").touch()
+        for arguments in (("token", "new", "a"), ("token", "rotate", "workers"), ("revoke", "local-1")):
+            self.assert_refused(self.swarm.linkcpp(*arguments), "a hub that is started again will not know")
+
     def test_tokens_say_whom_they_let_in_and_end(self):
         self.swarm.serve(models.path_of("Q8_0"), workers=1)
         run = ("llama-completion", *completion("Q8_0", 10))
