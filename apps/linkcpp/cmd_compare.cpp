@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "commands.h"
+#include "print_json.h"
 #include "trust/compare.h"
 
 namespace linkcpp::cli {
@@ -168,7 +169,7 @@ Status compare(const CompareArguments& options) {
         nlohmann::json out = {{"records", nlohmann::json::array()}, {"pairs", nlohmann::json::array()}};
         for (const Entry& entry : entries) { out["records"].push_back(to_json(entry)); }
         for (const PairOf& pair : pairs) { out["pairs"].push_back(to_json(pair)); }
-        fmt::print("{}\n", out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+        print_json(out);
         return verdict_of(pairs);
     }
     std::size_t width = 1;

@@ -8,9 +8,9 @@
 #include "base/text.h"
 #include "base/units.h"
 #include "commands.h"
-#include "hub_file.h"
+#include "hub_operator.h"
 #include "hub_status.h"
-#include "store/https_client.h"
+#include "print_json.h"
 
 namespace linkcpp::cli {
 namespace {
@@ -64,17 +64,14 @@ Status await_empty(const net::JoinLine& hub, const std::string& name) {
 }
 
 Status drain(const DrainArguments& options) {
-    LINKCPP_CHECK(hide_join_line(options.hub));
-    LINKCPP_TRY(const net::JoinLine hub, find_hub(options.hub));
-    LINKCPP_TRY(const std::string token, find_operator_token(hub));
-    store::HttpsClient client({hub.hub.host, hub.https_port}, hub.fingerprint, token);
+    LINKCPP_TRY(const HubOperator who, find_operator(options.hub));
     const store::HttpsClient::Arguments worker{{"worker", options.worker}};
-    LINKCPP_TRY(const std::string name, options.back ? client.remove("/drain", worker) : client.put("/drain", worker));
-    if (!options.back && !options.no_wait) { LINKCPP_CHECK(await_empty(hub, name)); }
+    LINKCPP_TRY(const std::string name,
+                options.back ? who.client->remove("/drain", worker) : who.client->put("/drain", worker));
+    if (!options.back && !options.no_wait) { LINKCPP_CHECK(await_empty(who.hub, name)); }
     const char* state = options.back ? "filled" : options.no_wait ? "draining" : "drained";
     if (options.json) {
-        const nlohmann::json result{{"worker", name}, {"state", state}};
-        fmt::print("{}\n", result.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+        print_json(nlohmann::json{{"worker", name}, {"state", state}});
     } else if (options.back) {
         fmt::print("{} gets slices again\n", one_line(name));
     } else if (options.no_wait) {
@@ -91,15 +88,10 @@ void add_drain(CLI::App& app) {
     auto options = std::make_shared<DrainArguments>();
     CLI::App* command =
         app.add_subcommand("drain", "Empties a worker, so that it can be stopped without anybody noticing");
-    command
-        ->add_option("WORKER", options->worker,
-                     "Its name, its id, or at least six digits of its beginning (`linkcpp status`)")
-        ->required();
-    command->add_option("--hub", options->hub,
-                        "The hub's join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");
+    add_worker_argument(command, options->worker);
+    add_operator_options(command, options->hub, options->json);
     command->add_flag("--back", options->back, "Let it have slices again");
     command->add_flag("--no-wait", options->no_wait, "Do not wait until others hold what it held");
-    command->add_flag("--json", options->json, "Machine-readable");
     command->footer(
         "What nobody else has it keeps, and goes on computing, until another worker has loaded it.\n"
         "Runs where the hub does, as the same user: a join line does not allow it.\n"

@@ -12,6 +12,7 @@
 #include "model/architecture.h"
 #include "model/moe.h"
 #include "model/slicer.h"
+#include "print_json.h"
 
 namespace linkcpp::cli {
 namespace {
@@ -198,7 +199,7 @@ Status inspect_slices(const InspectArguments& options) {
         const Json json = {{"content", "slices"},     {"architecture", part.file.architecture()},
                            {"layer", layer.layer},    {"n_expert", layer.n_expert},
                            {"experts", part.experts}, {"slice_bytes", layer.slice_bytes()}};
-        fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace));
+        print_json(json);
     } else {
         fmt::print("{} of the {} experts of layer {} ({}), {} each: {}\n", part.experts.size(), layer.n_expert,
                    layer.layer, part.file.architecture(), format_bytes(layer.slice_bytes()),
@@ -212,7 +213,7 @@ Status inspect(const InspectArguments& options) {
     if (file.number(model::kSliceLayerKey)) { return inspect_slices(options); }
     LINKCPP_TRY(const Facts facts, read_facts(file));
     if (options.json) {
-        fmt::print("{}\n", to_json(facts).dump(2, ' ', false, Json::error_handler_t::replace));
+        print_json(to_json(facts));
     } else {
         print(facts);
     }

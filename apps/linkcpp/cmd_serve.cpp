@@ -261,6 +261,7 @@ Status serve(const ServeArguments& options) {
     LINKCPP_TRY(const auto hub, hub::Hub::make(std::move(settings)));
     StopOnSignal stop;
     const net::JoinLine line = hub->own_line();
+    const net::JoinLine printed = hub->join_line();
     LINKCPP_TRY(const HubFile file, HubFile::write(line, hub->operator_token()));
     std::atomic<bool> hub_ended{false};
     std::jthread hub_thread([&](const std::stop_token& token) {
@@ -270,13 +271,13 @@ Status serve(const ServeArguments& options) {
         hub_ended = true;
     });
     const bool open = !net::is_loopback(line.hub.host);
-    if (hub->join_line().token.empty()) {
+    if (printed.token.empty()) {
         fmt::print(
             "The token for workers was revoked; `linkcpp token new NAME` makes another and prints its line.\n\n");
     } else {
         fmt::print("{}, run {}:\n\n  linkcpp join '{}'\n\n",
                    open ? "To add a machine" : "This machine only (--lan lets others in). To add a worker",
-                   open ? "there" : "here", hub->join_line().text());
+                   open ? "there" : "here", printed.text());
     }
     std::fflush(stdout);
     LocalWorkers workers(options, worker_memory);  // they end before the hub does
@@ -285,7 +286,6 @@ Status serve(const ServeArguments& options) {
     std::optional<Process> server;
     Restarts restarts(TimePoint{});
     bool has_served = false;  // llama-server has computed with the swarm: if it ends now, it has crashed
-    bool said_ended = false;
     const TimePoint start = std::chrono::steady_clock::now();
     TimePoint next_line = start + kProgressEvery;
     TimePoint last_progress = start;
@@ -310,13 +310,13 @@ Status serve(const ServeArguments& options) {
             if (const auto status = server->poll()) {
                 if (*status == 0) { return {}; }
                 const TimePoint now = std::chrono::steady_clock::now();
-                restarts.ended(now);
+                const bool has_just_ended = restarts.ended(now);
                 has_served = has_served || hub->has_computed_for(server_name(*server));
                 if (!has_served) {
                     return fail(ErrorKind::failed, "llama-server ended with status {}{}; its last lines above say why",
                                 *status, server->checked_in() ? "" : " without having loaded the swarm plugin");
                 }
-                if (std::exchange(said_ended, true) == false) {
+                if (has_just_ended) {
                     log_error("llama-server ended with status {}; starting it again, the workers keep what they hold",
                               *status);
                 }
@@ -324,7 +324,6 @@ Status serve(const ServeArguments& options) {
                     stop.sleep(20ms);
                     continue;
                 }
-                said_ended = false;
                 LINKCPP_TRY(Process started, start_server(options, *hub));
                 server.emplace(std::move(started));
                 restarts.started(now);

@@ -9,6 +9,7 @@
 #include "commands.h"
 #include "hub_file.h"
 #include "hub_status.h"
+#include "print_json.h"
 
 namespace linkcpp::cli {
 namespace {
@@ -179,7 +180,7 @@ Status show(const StatusArguments& options) {
     if (options.json) {
         status["https"] = {{"url", fmt::format("https://{}:{}", hub.hub.host, hub.https_port)},
                            {"pinned_public_key", pin_of(hub.fingerprint)}};
-        fmt::print("{}\n", status.dump(2, ' ', false, json::error_handler_t::replace));
+        print_json(status);
     } else {
         print_status(status);
         fmt::print("\nhttps     https://{}:{}/status, key {}\n", hub.hub.host, hub.https_port, pin_of(hub.fingerprint));

@@ -5,8 +5,8 @@
 #include "base/text.h"
 #include "base/units.h"
 #include "commands.h"
-#include "hub_file.h"
-#include "store/https_client.h"
+#include "hub_operator.h"
+#include "print_json.h"
 
 namespace linkcpp::cli {
 namespace {
@@ -24,34 +24,16 @@ struct TokenArguments {
     bool json = false;
 };
 
-struct Operator {
-    net::JoinLine hub;
-    std::string token;
-};
-
-Result<Operator> find_operator(const TokenArguments& options) {
-    LINKCPP_CHECK(hide_join_line(options.hub));
-    Operator found;
-    LINKCPP_TRY(found.hub, find_hub(options.hub));
-    LINKCPP_TRY(found.token, find_operator_token(found.hub));
-    return found;
-}
-
 Result<std::string> change(const TokenArguments& options, bool put, const std::string& path,
                            const store::HttpsClient::Arguments& arguments) {
-    LINKCPP_TRY(const Operator who, find_operator(options));
-    store::HttpsClient client({who.hub.hub.host, who.hub.https_port}, who.hub.fingerprint, who.token);
-    return put ? client.put(path, arguments) : client.remove(path, arguments);
+    LINKCPP_TRY(const HubOperator who, find_operator(options.hub));
+    return put ? who.client->put(path, arguments) : who.client->remove(path, arguments);
 }
 
 Result<json> parsed(const std::string& text) {
     json value = json::parse(text, nullptr, false);
     if (value.is_discarded()) { return fail(ErrorKind::corrupt, "the hub's answer is not JSON"); }
     return value;
-}
-
-void print_json(const json& value) {
-    fmt::print("{}\n", value.dump(2, ' ', false, json::error_handler_t::replace));
 }
 
 std::string text_of(const json& value, const char* none) {
@@ -141,18 +123,12 @@ Status revoke_token(const TokenArguments& options) {
 Status revoke(const TokenArguments& options) {
     LINKCPP_TRY(const std::string name, change(options, options.undo, "/member", {{"member", options.name}}));
     if (options.json) {
-        print_json({{options.undo ? "restored" : "revoked", name}});
+        print_json(json{{options.undo ? "restored" : "revoked", name}});
     } else {
         fmt::print("{} {}\n", one_line(name),
                    options.undo ? "may come in again" : "is out, and its key opens nothing any more");
     }
     return {};
-}
-
-void add_common(CLI::App* command, const std::shared_ptr<TokenArguments>& options) {
-    command->add_option("--hub", options->hub,
-                        "The hub's join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");
-    command->add_flag("--json", options->json, "Machine-readable");
 }
 
 }  // namespace
@@ -169,7 +145,7 @@ void add_token(CLI::App& app) {
     auto options = std::make_shared<TokenArguments>();
     CLI::App* command = group->add_subcommand("list", "Shows the tokens, and the keys that were revoked");
     command->add_flag("--lines", options->lines, "With the join lines, which are secrets");
-    add_common(command, options);
+    add_operator_options(command, options->hub, options->json);
     run_or_exit(command, [options] { return list(*options); });
 
     options = std::make_shared<TokenArguments>();
@@ -182,21 +158,21 @@ void add_token(CLI::App& app) {
         ->check(CLI::IsMember({"workers", "programs", "all"}))
         ->capture_default_str();
     command->add_option("--ends-in", options->lifetime, "When it ends, such as 30m, 24h or 7d (default: never)");
-    add_common(command, options);
+    add_operator_options(command, options->hub, options->json);
     run_or_exit(command, [options] { return make(*options); });
 
     options = std::make_shared<TokenArguments>();
     command = group->add_subcommand("rotate", "Gives a token a new secret; the old join line lets nobody in any more");
     command->add_option("NAME", options->name, "Its name; the one that `linkcpp serve` prints is `workers`")
         ->required();
-    add_common(command, options);
+    add_operator_options(command, options->hub, options->json);
     run_or_exit(command, [options] { return rotate(*options); });
 
     options = std::make_shared<TokenArguments>();
     command = group->add_subcommand("revoke", "Removes a token");
     command->add_option("NAME", options->name, "Its name")->required();
     command->add_flag("--members", options->members, "Those who came in with it, too");
-    add_common(command, options);
+    add_operator_options(command, options->hub, options->json);
     run_or_exit(command, [options] { return revoke_token(*options); });
 }
 
@@ -208,7 +184,7 @@ void add_revoke(CLI::App& app) {
                      "Its name, its key, or at least six digits of that (`linkcpp status --json`)")
         ->required();
     command->add_flag("--undo", options->undo, "Let it come in again");
-    add_common(command, options);
+    add_operator_options(command, options->hub, options->json);
     command->footer(
         "Runs where the hub does, as the same user.\n"
         "Example: linkcpp revoke laptop");

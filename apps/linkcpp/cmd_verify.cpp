@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "commands.h"
 #include "expert/device.h"
+#include "print_json.h"
 #include "process.h"
 #include "trust/record.h"
 #include "trust/truth.h"
@@ -211,7 +212,7 @@ Status verify(const VerifyArguments& options) {
             print(*verified);
         }
     }
-    if (options.json) { fmt::print("{}\n", list.dump(2, ' ', false, nlohmann::json::error_handler_t::replace)); }
+    if (options.json) { print_json(list); }
     if (n_refused == 0) { return {}; }
     return fail(ErrorKind::failed, "{} of {} may not serve", n_refused, counted(wanted.size(), "device"));
 }

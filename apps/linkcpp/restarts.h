@@ -12,9 +12,9 @@ class Restarts {
   public:
     explicit Restarts(TimePoint started) : started_(started) {}
 
-    // It has ended: call once, or again and again until it is started.
-    void ended(TimePoint now) {
-        if (again_) { return; }
+    // It has ended: call once, or again and again until it is started. True the first time.
+    bool ended(TimePoint now) {
+        if (again_) { return false; }
         if (now - started_ < kShortLife) {
             ++n_short_lives_;
         } else {
@@ -22,6 +22,7 @@ class Restarts {
             backoff_.reset();
         }
         again_ = now + backoff_.next();
+        return true;
     }
     bool due(TimePoint now) const { return again_ && now >= *again_; }
     void started(TimePoint now) {

@@ -9,6 +9,7 @@
 #include "base/platform.h"
 #include "base/text.h"
 #include "hub/find_worker.h"
+#include "net/join_line.h"
 
 namespace linkcpp::hub {
 namespace {
@@ -68,14 +69,13 @@ Result<Access> Access::load(const std::filesystem::path& path, std::int64_t now)
         for (const json& entry : file.at("tokens")) {
             auto admits = parse_admits(entry.at("for").get<std::string>());
             if (!admits) { return fail_with(path.string(), admits.error()); }
-            const auto secret = entry.at("secret").get<std::string>();
-            if (!is_name(secret) || secret.size() < kSecretBytes) {
+            auto secret = entry.at("secret").get<std::string>();
+            if (!net::is_token(secret) || secret.size() < kSecretBytes) {
                 return fail(ErrorKind::corrupt, "{}: a token's secret is too short, or has characters that none has",
                             path.string());
             }
-            access.tokens_.push_back({entry.at("name").get<std::string>(), entry.at("secret").get<std::string>(),
-                                      *admits, entry.at("made").get<std::int64_t>(),
-                                      entry.at("ends").get<std::int64_t>()});
+            access.tokens_.push_back({entry.at("name").get<std::string>(), std::move(secret), *admits,
+                                      entry.at("made").get<std::int64_t>(), entry.at("ends").get<std::int64_t>()});
         }
         for (const json& entry : file.at("members")) {
             const bool is_worker = entry.at("role").get<std::string>() == "worker";
@@ -165,6 +165,12 @@ const JoinToken* Access::find(std::string_view name) const {
     return found == tokens_.end() ? nullptr : &*found;
 }
 
+Result<std::vector<JoinToken>::iterator> Access::locate(std::string_view name) {
+    const auto found = std::ranges::find(tokens_, name, &JoinToken::name);
+    if (found == tokens_.end()) { return fail(ErrorKind::not_found, "no token '{}'", one_line(name)); }
+    return found;
+}
+
 Result<JoinToken> Access::make(const std::string& name, Admits admits, std::int64_t ends, std::int64_t now) {
     if (!is_name(name)) {
         return fail(ErrorKind::invalid, "a token's name has letters, digits, '-', '_' and '.', {} at most, got '{}'",
@@ -180,8 +186,7 @@ Result<JoinToken> Access::make(const std::string& name, Admits admits, std::int6
 }
 
 Result<JoinToken> Access::rotate(std::string_view name, std::int64_t now) {
-    const auto found = std::ranges::find(tokens_, name, &JoinToken::name);
-    if (found == tokens_.end()) { return fail(ErrorKind::not_found, "no token '{}'", one_line(name)); }
+    LINKCPP_TRY(const auto found, locate(name));
     if (found->has_ended(now)) {
         return fail(ErrorKind::invalid, "token '{}' has ended; revoke it and make a new one", one_line(name));
     }
@@ -192,8 +197,7 @@ Result<JoinToken> Access::rotate(std::string_view name, std::int64_t now) {
 }
 
 Result<JoinToken> Access::revoke(std::string_view name) {
-    const auto found = std::ranges::find(tokens_, name, &JoinToken::name);
-    if (found == tokens_.end()) { return fail(ErrorKind::not_found, "no token '{}'", one_line(name)); }
+    LINKCPP_TRY(const auto found, locate(name));
     JoinToken token = std::move(*found);
     tokens_.erase(found);
     changed_ = true;

@@ -77,6 +77,9 @@ class Access {
     bool take_changed() { return std::exchange(changed_, false); }
 
   private:
+    // Errors: not_found.
+    Result<std::vector<JoinToken>::iterator> locate(std::string_view name);
+
     std::vector<JoinToken> tokens_;
     std::map<std::string, Member> members_;
     std::string own_secret_;

@@ -68,6 +68,25 @@ json time_json(std::int64_t seconds) {
     return text.data();
 }
 
+std::string to_text(const json& value) {
+    return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+// Empty when it was not given.
+std::string argument_of(const Arguments& arguments, const char* name) {
+    const auto found = arguments.find(name);
+    return found == arguments.end() ? std::string() : found->second;
+}
+
+json token_json(const JoinToken& token, const Access& access, const net::JoinLine& line) {
+    return {{"name", token.name},
+            {"for", to_string(token.admits)},
+            {"made", time_json(token.made)},
+            {"ends", time_json(token.ends)},
+            {"members", access.members_of(token.name).size()},
+            {"line", line.text()}};
+}
+
 json trust_json(const TrustRecord& record) {
     return {{"state", to_string(record.trust)},
             {"since", time_json(record.since)},
@@ -157,7 +176,6 @@ Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net
     access_.set_own_secret(own_secret_);
     tokens_.add(own_secret_);
     for (const JoinToken& token : access_.tokens()) { tokens_.add(token.secret); }
-    if (const JoinToken* token = access_.find(Access::kDefault)) { printed_secret_ = token->secret; }
     operator_tokens_.add(operator_token_);
 }
 
@@ -200,9 +218,13 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
 }
 
 net::JoinLine Hub::join_line() const {
+    const JoinToken* token = access_.find(Access::kDefault);
+    return line_of(token != nullptr ? *token : JoinToken{});
+}
+
+net::JoinLine Hub::line_of(const JoinToken& token) const {
     net::JoinLine line = own_line();
-    const std::lock_guard lock(printed_mutex_);
-    line.token = printed_secret_;
+    line.token = token.secret;
     return line;
 }
 
@@ -705,10 +727,7 @@ Result<std::string> Hub::operate(Command command, const Arguments& arguments) {
 }
 
 Result<std::string> Hub::run_command(Command command, const Arguments& arguments) {
-    const auto argument = [&](const char* name) {
-        const auto found = arguments.find(name);
-        return found == arguments.end() ? std::string() : found->second;
-    };
+    const auto argument = [&](const char* name) { return argument_of(arguments, name); };
     switch (command) {
         case Command::clear: return clear(argument("worker"));
         case Command::drain: return drain(argument("worker"), true);
@@ -732,22 +751,10 @@ Status Hub::save_access() {
                 saved.error().message);
 }
 
-std::string Hub::describe(const JoinToken& token) const {
-    net::JoinLine line = own_line();
-    line.token = token.secret;
-    return json{{"name", token.name},
-                {"for", to_string(token.admits)},
-                {"made", time_json(token.made)},
-                {"ends", time_json(token.ends)},
-                {"members", access_.members_of(token.name).size()},
-                {"line", line.text()}}
-        .dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
 std::string Hub::list_tokens() const {
     json tokens = json::array();
     for (const JoinToken& token : access_.tokens()) {
-        json entry = json::parse(describe(token));
+        json entry = token_json(token, access_, line_of(token));
         entry["ended"] = token.has_ended(std::time(nullptr));
         tokens.push_back(std::move(entry));
     }
@@ -755,14 +762,11 @@ std::string Hub::list_tokens() const {
     for (const auto& [key, member] : access_.members()) {
         if (member.revoked) { revoked.push_back({{"key", key}, {"name", member.name}}); }
     }
-    return json{{"tokens", tokens}, {"revoked", revoked}}.dump(-1, ' ', false, json::error_handler_t::replace);
+    return to_text({{"tokens", tokens}, {"revoked", revoked}});
 }
 
 Result<std::string> Hub::make_token(const Arguments& arguments) {
-    const auto argument = [&](const char* name) {
-        const auto found = arguments.find(name);
-        return found == arguments.end() ? std::string() : found->second;
-    };
+    const auto argument = [&](const char* name) { return argument_of(arguments, name); };
     LINKCPP_TRY(const Admits admits, parse_admits(argument("for")));
     const std::int64_t now = std::time(nullptr);
     const std::string seconds = argument("seconds");
@@ -776,7 +780,7 @@ Result<std::string> Hub::make_token(const Arguments& arguments) {
     tokens_.add(token.secret);
     LINKCPP_CHECK(save_access());
     log_info("token {} lets in {} from now on", token.name, to_string(token.admits));
-    return describe(token);
+    return to_text(token_json(token, access_, line_of(token)));
 }
 
 Result<std::string> Hub::rotate_token(const std::string& name) {
@@ -785,44 +789,45 @@ Result<std::string> Hub::rotate_token(const std::string& name) {
     LINKCPP_TRY(const JoinToken token, access_.rotate(name, std::time(nullptr)));
     tokens_.remove(old);
     tokens_.add(token.secret);
-    if (name == Access::kDefault) {
-        const std::lock_guard lock(printed_mutex_);
-        printed_secret_ = token.secret;
-    }
     LINKCPP_CHECK(save_access());
     log_info("token {} has a new secret; the old one lets nobody in any more", name);
-    return describe(token);
+    return to_text(token_json(token, access_, line_of(token)));
 }
 
 Result<std::string> Hub::revoke_token(const std::string& name, bool members) {
     LINKCPP_TRY(const JoinToken token, access_.revoke(name));
     tokens_.remove(token.secret);
-    if (name == Access::kDefault) {
-        const std::lock_guard lock(printed_mutex_);
-        printed_secret_.clear();
-    }
-    std::size_t n_members = 0;
-    if (members) {
-        for (const std::string& key : access_.members_of(name)) { n_members += revoke(key, true) ? 1 : 0; }
+    std::vector<std::string> keys;
+    if (members) { keys = access_.members_of(name); }
+    for (const std::string& key : keys) {
+        LINKCPP_CHECK(access_.set_revoked(key, true));
+        shut_out(key);
     }
     LINKCPP_CHECK(save_access());
     log_info("token {} lets nobody in any more", name);
-    return json{{"name", name}, {"revoked_members", n_members}}.dump();
+    return json{{"name", name}, {"revoked_members", keys.size()}}.dump();
 }
 
 Result<std::string> Hub::revoke(const std::string& member, bool revoked) {
     LINKCPP_TRY(const std::string key, access_.set_revoked(member, revoked));
-    const std::string name = access_.members().at(key).name;
-    log_info("{} ({}) {}", name, key.substr(0, kShortId), revoked ? "is let in no more" : "may come in again");
+    if (revoked) {
+        shut_out(key);
+    } else {
+        log_info("{} ({}) may come in again", access_.members().at(key).name, key.substr(0, kShortId));
+    }
+    LINKCPP_CHECK(save_access());
+    return access_.members().at(key).name;
+}
+
+void Hub::shut_out(const std::string& key) {
+    log_info("{} ({}) is let in no more", access_.members().at(key).name, key.substr(0, kShortId));
     for (const auto& peer : peers_) {
-        if (peer->id != key || peer->gone || !revoked) { continue; }
+        if (peer->id != key || peer->gone) { continue; }
         net::refuse(*peer->link, ErrorKind::invalid, "this key was revoked by the hub's operator");
         drop(*peer, {ErrorKind::failed, fmt::format("{}: revoked", peer->link->name())});
         swarm_.said_goodbye(key, now());
     }
-    if (revoked) { send_coordinators(); }  // workers let go of a program that is out
-    LINKCPP_CHECK(save_access());
-    return name;
+    send_coordinators();  // workers let go of a program that is out
 }
 
 void Hub::end_tokens() {
@@ -1011,7 +1016,7 @@ std::string Hub::make_status() const {
         {"unknown_layers", unknown},
         {"refused", refused},
         {"events", events}};
-    return status.dump(-1, ' ', false, json::error_handler_t::replace);
+    return to_text(status);
 }
 
 }  // namespace linkcpp::hub

@@ -72,7 +72,8 @@ class Hub {
     // Serves until `stop` is requested.
     Status run(const std::stop_token& stop);
 
-    // For other machines, with the token that lets workers in; when that was revoked, without one.
+    // For other machines, with the token that lets workers in; when that was revoked, without one. Before run() only:
+    // the operator may change it then.
     net::JoinLine join_line() const;
     // For what this process starts, and for this user's programs on this machine.
     net::JoinLine own_line() const;
@@ -142,11 +143,13 @@ class Hub {
     void make_calls();
     Result<std::string> run_command(Command command, const Arguments& arguments);
     std::string list_tokens() const;
-    std::string describe(const JoinToken& token) const;
+    net::JoinLine line_of(const JoinToken& token) const;
     Result<std::string> make_token(const Arguments& arguments);
     Result<std::string> rotate_token(const std::string& name);
     Result<std::string> revoke_token(const std::string& name, bool members);
     Result<std::string> revoke(const std::string& member, bool revoked);
+    // Who has that key is gone.
+    void shut_out(const std::string& key);
     Status save_access();
     // The tokens that open HTTPS are those of now.
     void end_tokens();
@@ -171,8 +174,6 @@ class Hub {
     std::filesystem::path access_path_;
     std::string own_secret_;
     Tokens tokens_;
-    mutable std::mutex printed_mutex_;  // guards printed_secret_
-    std::string printed_secret_;
     std::string operator_token_;
     Tokens operator_tokens_;
     std::filesystem::path trust_path_;

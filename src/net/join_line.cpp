@@ -24,6 +24,10 @@ std::string JoinLine::redacted() const {
     return fmt::format("{}{}/{}/…", kScheme, hub.text(), fingerprint.hex().substr(0, 12));
 }
 
+bool is_token(std::string_view text) {
+    return !text.empty() && text.size() <= kMaxToken && std::ranges::all_of(text, is_token_character);
+}
+
 Result<JoinLine> parse_join_line(std::string_view text) {
     const auto bad = [](std::string_view why) {
         return fail(ErrorKind::invalid,
@@ -50,9 +54,7 @@ Result<JoinLine> parse_join_line(std::string_view text) {
         https_port = address->port;
         token = token.substr(0, https);
     }
-    if (token.empty() || token.size() > kMaxToken || !std::ranges::all_of(token, is_token_character)) {
-        return bad("the token is empty or has characters that no token has");
-    }
+    if (!is_token(token)) { return bad("the token is empty or has characters that no token has"); }
     return JoinLine{*std::move(hub), *fingerprint, std::string(token), https_port};
 }
 

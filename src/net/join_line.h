@@ -26,6 +26,9 @@ struct JoinLine {
     std::string redacted() const;
 };
 
+// Whether a join line can carry it.
+bool is_token(std::string_view text);
+
 // Errors: invalid, without repeating the secret.
 Result<JoinLine> parse_join_line(std::string_view text);
 

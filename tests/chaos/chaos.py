@@ -158,8 +158,8 @@ class Chaos:
         return self.random.choice(WORKERS)
 
     def any_link(self, wire):
-        alive = wire.alive()
-        return self.random.choice(alive) if alive else None
+        """One that stands: a fault that hits nothing is none."""
+        return self.random.choice(wait_for(wire.alive, RECOVER_S, "a link"))
 
     def kill_worker(self):
         name = self.any_worker()
@@ -189,37 +189,27 @@ class Chaos:
 
     def delay_data(self):
         link = self.any_link(self.data)
-        if link:
-            link.delay = self.random.uniform(0.005, 0.3)
-            time.sleep(self.random.uniform(0.3, 1.0))
-            link.delay = 0.0
+        link.delay = self.random.uniform(0.005, 0.3)
+        time.sleep(self.random.uniform(0.3, 1.0))
+        link.delay = 0.0
 
     def corrupt_data(self):
-        link = self.any_link(self.data)
-        if link:
-            link.corrupt()
+        self.any_link(self.data).corrupt()
 
     def cut_data(self):
-        link = self.any_link(self.data)
-        if link:
-            link.cut()
+        self.any_link(self.data).cut()
 
     def dead_data(self):
         link = self.any_link(self.data)
-        if link:
-            link.dead = True
-            time.sleep(self.random.uniform(0.2, 2.0))
-            link.reset()
+        link.dead = True
+        time.sleep(self.random.uniform(0.2, 2.0))
+        link.reset()
 
     def corrupt_control(self):
-        link = self.any_link(self.control)
-        if link:
-            link.corrupt()
+        self.any_link(self.control).corrupt()
 
     def cut_control(self):
-        link = self.any_link(self.control)
-        if link:
-            link.cut()
+        self.any_link(self.control).cut()
 
     def drain_worker(self):
         name = self.any_worker()
