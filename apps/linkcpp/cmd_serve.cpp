@@ -1,9 +1,15 @@
 #include <algorithm>
-#include <csignal>
+#include <array>
+#include <atomic>
 #include <exception>
 #include <filesystem>
 #include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "base/platform.h"
@@ -11,6 +17,9 @@
 #include "commands.h"
 #include "hub/hub.h"
 #include "hub_file.h"
+#include "hub_process.h"
+#include "hub_status.h"
+#include "local_workers.h"
 #include "model/slicer.h"
 #include "net/socket.h"
 #include "plugin_environment.h"
@@ -26,6 +35,29 @@ using namespace std::chrono_literals;
 constexpr double kLocalMemoryShare = 0.8;
 constexpr Duration kWorkerWait = 10min;  // without any progress
 constexpr Duration kProgressEvery = 5s;
+constexpr Duration kAskHubEvery = 50ms;  // while the workers load
+constexpr Duration kWatchEvery = 20ms;
+constexpr Duration kServingWatchEvery = 200ms;
+
+struct LimitOption {
+    const char* name;
+    std::size_t hub::HubLimits::* limit;
+    bool in_bytes;
+    const char* text;
+};
+
+constexpr std::array kLimitOptions{
+    LimitOption{"--max-peers", &hub::HubLimits::peers, false, "Connections to the hub"},
+    LimitOption{"--max-per-address", &hub::HubLimits::per_address, false, "Of these, from one address"},
+    LimitOption{"--max-strangers", &hub::HubLimits::strangers, false,
+                "Of these, not let in yet; of more the one that has waited longest gives way"},
+    LimitOption{"--max-message", &hub::HubLimits::message_bytes, true, "Bytes of one message of a peer"},
+    LimitOption{"--max-queued", &hub::HubLimits::queued_bytes, true,
+                "Bytes that wait to be written to one peer, before it is given up"},
+    LimitOption{"--https-requests", &hub::HubLimits::https_requests, false, "Requests that HTTPS answers at a time"},
+    LimitOption{"--https-per-address", &hub::HubLimits::https_per_address, false,
+                "Connections to HTTPS from one address"},
+};
 
 struct ServeArguments {
     std::string model;
@@ -35,10 +67,9 @@ struct ServeArguments {
     std::string worker_memory;
     std::string audit;
     double probe_every = 120;
-    std::size_t max_peers = hub::HubLimits().peers;
-    std::size_t max_per_address = hub::HubLimits().per_address;
-    std::size_t max_strangers = hub::HubLimits().strangers;
+    hub::HubLimits limits;
     double hello_time = to_seconds(hub::HubLimits().hello_time);
+    unsigned n_expected = 0;
     std::uint16_t port = 7070;
     std::uint16_t https_port = 0;
     unsigned n_local_workers = 0;
@@ -66,25 +97,24 @@ bool is_whole_backbone(const std::filesystem::path& path, const model::GgufFile&
 }
 
 // The model without its experts, made once and kept under the model's id.
-Result<std::filesystem::path> backbone_of(const hub::Hub& hub) {
+Result<std::filesystem::path> backbone_of(const std::string& model, const std::string& model_id) {
+    LINKCPP_TRY(const model::GgufFile file, model::GgufFile::open(model));
     LINKCPP_TRY(const std::filesystem::path cache, cache_dir());
     const std::filesystem::path dir = cache / "backbones";
     std::error_code error;
     std::filesystem::create_directories(dir, error);
     if (error) { return fail_errno(error.value(), dir.string()); }
     // The id names the experts; what else is in the file (chat template, vocabulary) is told apart by size and time.
-    const std::filesystem::path& source = hub.file().path();
     std::string rest;
-    for (std::size_t i = 0; i < hub.file().n_splits(); ++i) {
-        const auto time = std::filesystem::last_write_time(hub.file().path(i), error).time_since_epoch().count();
-        rest += fmt::format("{} {} {}\n", std::filesystem::absolute(hub.file().path(i)).string(),
-                            hub.file().file_bytes(i), time);
+    for (std::size_t i = 0; i < file.n_splits(); ++i) {
+        const auto time = std::filesystem::last_write_time(file.path(i), error).time_since_epoch().count();
+        rest += fmt::format("{} {} {}\n", std::filesystem::absolute(file.path(i)).string(), file.file_bytes(i), time);
     }
-    std::filesystem::path path = dir / fmt::format("{}-{}-stamped.gguf", hub.model_id().hex().substr(0, 16),
-                                                   sha256(as_bytes(rest)).hex().substr(0, 8));
-    if (is_whole_backbone(path, hub.file())) { return path; }
-    log_info("making the backbone of {}", source.filename().string());
-    LINKCPP_TRY(const model::BackboneSize size, model::write_backbone(hub.file(), path));
+    std::filesystem::path path =
+        dir / fmt::format("{}-{}-stamped.gguf", model_id.substr(0, 16), sha256(as_bytes(rest)).hex().substr(0, 8));
+    if (is_whole_backbone(path, file)) { return path; }
+    log_info("making the backbone of {}", file.path().filename().string());
+    LINKCPP_TRY(const model::BackboneSize size, model::write_backbone(file, path));
     log_info("backbone: {} of {}", format_bytes(size.bytes), format_bytes(size.apparent_bytes));
     return path;
 }
@@ -100,83 +130,40 @@ Result<std::uint64_t> memory_of_local_worker(const ServeArguments& options) {
     return *bytes;
 }
 
-// The workers that `serve` itself has started on this machine. They hold no state: one that dies is started again.
-class LocalWorkers {
-  public:
-    LocalWorkers(const ServeArguments& options, std::uint64_t memory) : options_(options), memory_(memory) {}
-
-    Status start(const net::JoinLine& line) {
-        line_ = line;
-        for (unsigned i = 1; i <= options_.n_local_workers; ++i) {
-            LINKCPP_TRY(Process process, start_one(i));
-            workers_.push_back({i, std::move(process), Restarts(now())});
-        }
-        return {};
-    }
-
-    // Starts again what has died, after a pause that grows while it dies young. `serving`: llama-server answers, so
-    // nothing that a worker does may end this process. Errors, before that: failed (one dies whenever it is started).
-    Status watch(bool serving) {
-        for (Worker& worker : workers_) {
-            const auto status = worker.process.poll();
-            if (!status) { continue; }
-            worker.restarts.ended(now());
-            if (worker.restarts.n_short_lives() >= Restarts::kMaxShortLives && !serving) {
-                return fail(ErrorKind::failed, "local worker {} ends (status {}) whenever it is started; see above",
-                            worker.number, *status);
-            }
-            if (!worker.restarts.due(now())) { continue; }
-            log_warn("local worker {} ended with status {}; starting it again", worker.number, *status);
-            auto process = start_one(worker.number);
-            if (!process) {
-                log_error("{}", process.error().message);
-                worker.restarts.failed(now());
-                continue;
-            }
-            worker.process = *std::move(process);
-            worker.restarts.started(now());
-        }
-        return {};
-    }
-
-    bool empty() const { return workers_.empty(); }
-
-  private:
-    struct Worker {
-        unsigned number;
-        Process process;
-        Restarts restarts;
-    };
-
-    static TimePoint now() { return std::chrono::steady_clock::now(); }
-
-    Result<Process> start_one(unsigned number) const {
-        const unsigned n_threads = std::max(1u, n_processors() / options_.n_local_workers);
-        ProcessOptions process;
-        process.arguments = {(executable_dir() / "linkcpp").string(),
-                             "join",
-                             "--name",
-                             fmt::format("local-{}", number),
-                             "--memory",
-                             std::to_string(memory_),
-                             "--threads",
-                             std::to_string(n_threads)};
-        // The join line holds a secret: the environment is this user's alone, a command line is everybody's.
-        process.environment = short_spin();
-        process.environment["LINKCPP_HUB"] = line_.text();
-        process.own_group = true;
-        return Process::start(process);
-    }
-
-    const ServeArguments& options_;
-    net::JoinLine line_;
-    std::uint64_t memory_;
-    std::vector<Worker> workers_;
-};
-
 // "models/big.gguf" → "big"
 std::string options_name(const std::string& model) {
     return std::filesystem::path(model).stem().string();
+}
+
+// What the hub says of itself, as far as the start of llama-server depends on it.
+struct SwarmView {
+    std::string model_id;
+    std::string model_name;
+    bool complete = false;  // every slice has a live holder
+    bool settled = false;   // all who have joined have loaded what they were given, or failed to
+    std::uint64_t loading_bytes = 0;
+    std::uint64_t loaded_bytes = 0;
+    std::set<std::string> computed_for;  // programs
+};
+
+// Errors: those of fetch_status, corrupt.
+Result<SwarmView> ask_hub(const net::JoinLine& hub) {
+    LINKCPP_TRY(const nlohmann::json status, fetch_status(hub));
+    try {
+        SwarmView view{.model_id = status.at("model").at("id"),
+                       .model_name = status.at("model").at("name"),
+                       .complete = status.at("coverage").at("missing_slices") == 0,
+                       .settled = status.at("coverage").at("settled")};
+        for (const auto& worker : status.at("workers")) {
+            if (worker.at("state") != "loading") { continue; }
+            view.loading_bytes += worker.at("loading").at("total_bytes").get<std::uint64_t>();
+            view.loaded_bytes += worker.at("loading").at("done_bytes").get<std::uint64_t>();
+        }
+        for (const auto& program : status.at("computed_for")) { view.computed_for.insert(program); }
+        return view;
+    } catch (const nlohmann::json::exception& error) {
+        return fail(ErrorKind::corrupt, "the hub's status: {}", error.what());
+    }
 }
 
 // As it is registered with the hub.
@@ -184,9 +171,9 @@ std::string server_name(const Process& server) {
     return fmt::format("llama-server[{}]", server.pid());
 }
 
-Result<Process> start_server(const ServeArguments& options, const hub::Hub& hub) {
-    LINKCPP_TRY(const std::filesystem::path backbone, backbone_of(hub));
-    PluginOptions plugin{.hub = hub.own_line(),
+Result<Process> start_server(const ServeArguments& options, const net::JoinLine& hub, const SwarmView& swarm) {
+    LINKCPP_TRY(const std::filesystem::path backbone, backbone_of(options.model, swarm.model_id));
+    PluginOptions plugin{.hub = hub,
                          .mode = options.mode,
                          .rows = options.rows,
                          .audit = options.audit,
@@ -194,7 +181,7 @@ Result<Process> start_server(const ServeArguments& options, const hub::Hub& hub)
                          .other_models = "here",  // -m is ours: what else it loads is a draft model
                          .shares_cores = true};   // workers may join on this machine at any time
     if (options.lan || !options.listen.empty()) {
-        const unsigned port = options.data_port != 0 ? options.data_port : hub.https_port() + 1u;
+        const unsigned port = options.data_port != 0 ? options.data_port : hub.https_port + 1u;
         plugin.listen = fmt::format("0.0.0.0:{}", port);
     }
     ProcessOptions process{.check_in = true};
@@ -204,9 +191,9 @@ Result<Process> start_server(const ServeArguments& options, const hub::Hub& hub)
         return std::ranges::find(options.server_arguments, name) != options.server_arguments.end();
     };
     if (!given("-a") && !given("--alias")) {
-        const std::string& name = hub.manifest().model.name;
-        process.arguments.insert(process.arguments.end(),
-                                 {"--alias", name.empty() ? options_name(options.model) : name});
+        process.arguments.insert(
+            process.arguments.end(),
+            {"--alias", swarm.model_name.empty() ? options_name(options.model) : swarm.model_name});
     }
     process.arguments.insert(process.arguments.end(), options.server_arguments.begin(), options.server_arguments.end());
     LINKCPP_TRY(process.environment, plugin_environment(plugin));
@@ -214,28 +201,212 @@ Result<Process> start_server(const ServeArguments& options, const hub::Hub& hub)
     return Process::start(process);
 }
 
+Result<net::Address> hub_address(const ServeArguments& options) {
+    if (!options.listen.empty()) { return net::parse_address(options.listen, options.port); }
+    return net::Address{options.lan ? "0.0.0.0" : "127.0.0.1", options.port};
+}
+
+std::uint16_t hub_https_port(const ServeArguments& options, const net::Address& hub) {
+    if (options.https_port != 0 || hub.port == 0) { return options.https_port; }
+    return static_cast<std::uint16_t>(hub.port + 1);
+}
+
+Duration from_seconds(double seconds) {
+    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
 Result<hub::HubOptions> hub_options(const ServeArguments& options) {
     hub::HubOptions hub;
     hub.model = options.model;
-    hub.listen.port = options.port;
-    if (options.lan) { hub.listen.host = "0.0.0.0"; }
-    if (!options.listen.empty()) { LINKCPP_TRY(hub.listen, net::parse_address(options.listen, options.port)); }
+    LINKCPP_TRY(hub.listen, hub_address(options));
     if (hub.listen.host == "0.0.0.0" || hub.listen.host == "::") { hub.advertised_host = net::lan_host(); }
-    hub.https_port = options.https_port != 0 ? options.https_port
-                     : hub.listen.port == 0  ? std::uint16_t{0}
-                                             : static_cast<std::uint16_t>(hub.listen.port + 1);
-    hub.admission.interval = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.probe_every));
-    hub.limits.peers = options.max_peers;
-    hub.limits.per_address = options.max_per_address;
-    hub.limits.strangers = options.max_strangers;
-    hub.limits.hello_time = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options.hello_time));
+    hub.https_port = hub_https_port(options, hub.listen);
+    hub.admission.interval = from_seconds(options.probe_every);
+    hub.limits = options.limits;
+    hub.limits.hello_time = from_seconds(options.hello_time);
     hub.swarm.n_replicas = options.n_replicas;
-    hub.swarm.expected_workers = options.n_local_workers;
+    hub.swarm.expected_workers = options.n_expected;
     return hub;
 }
 
-Status serve(const ServeArguments& options) {
+// The options above, for a `linkcpp serve --hub-only` of its own; its addresses are HubProcess's.
+std::vector<std::string> hub_arguments(const ServeArguments& options) {
+    std::vector<std::string> arguments{"-m",
+                                       options.model,
+                                       "--replicas",
+                                       std::to_string(options.n_replicas),
+                                       "--hello-time",
+                                       std::to_string(options.hello_time),
+                                       "--probe-every",
+                                       std::to_string(options.probe_every),
+                                       "--expect-workers",
+                                       std::to_string(std::max(options.n_expected, options.n_local_workers))};
+    for (const LimitOption& option : kLimitOptions) {
+        arguments.insert(arguments.end(), {option.name, std::to_string(options.limits.*option.limit)});
+    }
+    return arguments;
+}
+
+void print_line(const HubLines& lines) {
+    const bool open = !net::is_loopback(lines.own.hub.host);
+    if (lines.printed.empty()) {
+        fmt::print(
+            "The token for workers was revoked; `linkcpp token new NAME` makes another and prints its line.\n\n");
+    } else {
+        fmt::print("{}, run {}:\n\n  linkcpp join '{}'\n\n",
+                   open ? "To add a machine" : "This machine only (--lan lets others in). To add a worker",
+                   open ? "there" : "here", lines.printed);
+    }
+    std::fflush(stdout);
+}
+
+// This process is the hub, and nothing else.
+Status run_hub(const ServeArguments& options) {
     set_log_name("hub");
+    LINKCPP_TRY(hub::HubOptions settings, hub_options(options));
+    // Hashing a large model takes minutes: until it is done a signal ends the process as it ends any other.
+    LINKCPP_TRY(const auto hub, hub::Hub::make(std::move(settings)));
+    StopOnSignal stop;
+    const net::JoinLine printed = hub->join_line();
+    const HubLines lines{hub->own_line(), printed.token.empty() ? "" : printed.text()};
+    LINKCPP_TRY(const HubFile file, HubFile::write(lines.own, hub->operator_token()));
+    Status status;
+    std::atomic<bool> ended{false};
+    std::jthread thread([&](const std::stop_token& token) {
+        try {
+            status = hub->run(token);
+        } catch (const std::exception& error) { status = fail(ErrorKind::failed, "{}", error.what()); }
+        ended = true;
+    });
+    if (!tell_parent(lines)) { print_line(lines); }
+    while (!stop.requested() && !ended) { stop.sleep(kServingWatchEvery); }
+    thread.request_stop();
+    thread.join();
+    return status;
+}
+
+// The hub, workers if wanted, and llama-server, each a process of its own, so that each outlives what befalls the
+// others and is started again when it has ended.
+class Supervisor {
+  public:
+    Supervisor(const ServeArguments& options, HubProcess hub, std::uint64_t worker_memory)
+        : options_(options), hub_(std::move(hub)), workers_(options.n_local_workers, worker_memory) {}
+
+    // Until a signal asks it to end, or llama-server ends by itself.
+    Status run(StopOnSignal& stop) {
+        while (!stop.requested()) {
+            LINKCPP_CHECK(watch_hub());
+            if (hub_.lines()) {
+                LINKCPP_CHECK(workers_.watch(hub_.lines()->own, server_ && server_->checked_in()));
+                if (!options_.hub_only) {
+                    LINKCPP_CHECK(server_ ? watch_server() : await_workers());
+                    if (server_has_finished_) { return {}; }
+                }
+            }
+            stop.sleep(server_ ? kServingWatchEvery : kWatchEvery);
+        }
+        return {};
+    }
+
+  private:
+    static TimePoint now() { return std::chrono::steady_clock::now(); }
+
+    Status watch_hub() {
+        const bool was_there = hub_.lines().has_value();
+        if (const Status status = hub_.watch(); !status) {
+            // It has said why, unless a signal has ended it.
+            if (hub_.status() > 0 && hub_.status() < 128) { throw CLI::RuntimeError(hub_.status()); }
+            return status;
+        }
+        if (was_there || !hub_.lines()) { return {}; }
+        print_line(*hub_.lines());
+        start_ = last_progress_ = now();
+        next_line_ = start_ + kProgressEvery;
+        return workers_.start(hub_.lines()->own);
+    }
+
+    // What the hub says; what it has said when it does not answer.
+    void ask() {
+        if (now() < next_question_) { return; }
+        auto view = ask_hub(hub_.lines()->own);
+        if (view) { swarm_ = *std::move(view); }
+        next_question_ = now() + kAskHubEvery;
+    }
+
+    Status await_workers() {
+        ask();
+        if (!swarm_) { return {}; }
+        if (workers_.empty() || swarm_->complete || swarm_->settled) {
+            if (!workers_.empty() && !swarm_->complete) {
+                if (options_.no_local_experts) {
+                    return fail(ErrorKind::overloaded,
+                                "the local workers have no room for every expert; give them more (--worker-memory), "
+                                "or let llama-server compute the rest (without --no-local-experts)");
+                }
+                log_warn("the workers have no room for every expert: llama-server computes the others itself");
+            }
+            return start_server();
+        }
+        if (std::exchange(loaded_bytes_, swarm_->loaded_bytes) != swarm_->loaded_bytes) { last_progress_ = now(); }
+        if (now() >= next_line_) {
+            next_line_ += kProgressEvery;
+            if (swarm_->loading_bytes > 0) {
+                log_info("the workers are loading: {} of {}", format_bytes(swarm_->loaded_bytes),
+                         format_bytes(swarm_->loading_bytes));
+            } else {
+                log_info("waiting for the local workers");
+            }
+        }
+        if (now() - last_progress_ <= kWorkerWait) { return {}; }
+        return fail(ErrorKind::timeout, "the local workers have loaded nothing for {:.0f} s", to_seconds(kWorkerWait));
+    }
+
+    Status start_server() {
+        LINKCPP_TRY(Process started, cli::start_server(options_, hub_.lines()->own, *swarm_));
+        server_.emplace(std::move(started));
+        restarts_.started(now());
+        return {};
+    }
+
+    Status watch_server() {
+        const auto status = server_->poll();
+        if (!has_served_) {
+            if (status) { next_question_ = {}; }
+            ask();
+            has_served_ = swarm_->computed_for.contains(server_name(*server_));
+        }
+        if (!status) {
+            if (server_->checked_in() || now() - start_ <= kWorkerWait) { return {}; }
+            return fail(ErrorKind::failed, "llama-server has not loaded the swarm plugin; see above");
+        }
+        server_has_finished_ = *status == 0;
+        if (server_has_finished_) { return {}; }
+        if (!has_served_) {
+            return fail(ErrorKind::failed, "llama-server ended with status {}{}; its last lines above say why", *status,
+                        server_->checked_in() ? "" : " without having loaded the swarm plugin");
+        }
+        if (restarts_.ended(now())) {
+            log_error("llama-server ended with status {}; starting it again, the workers keep what they hold", *status);
+        }
+        return restarts_.due(now()) ? start_server() : Status();
+    }
+
+    const ServeArguments& options_;
+    HubProcess hub_;  // these three end in the opposite order
+    LocalWorkers workers_;
+    std::optional<Process> server_;
+    Restarts restarts_{TimePoint{}};
+    bool server_has_finished_ = false;
+    bool has_served_ = false;  // it has computed with the swarm: if it ends now, it has crashed
+    std::optional<SwarmView> swarm_;
+    TimePoint start_{};
+    TimePoint next_question_{};
+    TimePoint next_line_{};
+    TimePoint last_progress_{};
+    std::uint64_t loaded_bytes_ = 0;
+};
+
+Status serve(const ServeArguments& options) {
     if (options.hub_only && !options.server_arguments.empty()) {
         return fail(ErrorKind::invalid, "--hub-only starts no llama-server that '{}' could be given to",
                     options.server_arguments.front());
@@ -253,103 +424,16 @@ Status serve(const ServeArguments& options) {
                         "`linkcpp exec`",
                         name);
         }
+        if (options.n_local_workers == 0) { return run_hub(options); }
     }
+    set_log_name("serve");
     LINKCPP_CHECK(check(PluginOptions{.mode = options.mode, .rows = options.rows, .audit = options.audit}));
     LINKCPP_TRY(const std::uint64_t worker_memory, memory_of_local_worker(options));
-    LINKCPP_TRY(hub::HubOptions settings, hub_options(options));
-    // Hashing a large model takes minutes: until it is done a signal ends the process as it ends any other.
-    LINKCPP_TRY(const auto hub, hub::Hub::make(std::move(settings)));
+    LINKCPP_TRY(net::Address listen, hub_address(options));
+    const std::uint16_t https_port = hub_https_port(options, listen);
     StopOnSignal stop;
-    const net::JoinLine line = hub->own_line();
-    const net::JoinLine printed = hub->join_line();
-    LINKCPP_TRY(const HubFile file, HubFile::write(line, hub->operator_token()));
-    std::atomic<bool> hub_ended{false};
-    std::jthread hub_thread([&](const std::stop_token& token) {
-        try {
-            if (const Status status = hub->run(token); !status) { log_error("{}", status.error().message); }
-        } catch (const std::exception& error) { log_error("{}", error.what()); }
-        hub_ended = true;
-    });
-    const bool open = !net::is_loopback(line.hub.host);
-    if (printed.token.empty()) {
-        fmt::print(
-            "The token for workers was revoked; `linkcpp token new NAME` makes another and prints its line.\n\n");
-    } else {
-        fmt::print("{}, run {}:\n\n  linkcpp join '{}'\n\n",
-                   open ? "To add a machine" : "This machine only (--lan lets others in). To add a worker",
-                   open ? "there" : "here", printed.text());
-    }
-    std::fflush(stdout);
-    LocalWorkers workers(options, worker_memory);  // they end before the hub does
-    LINKCPP_CHECK(workers.start(line));
-
-    std::optional<Process> server;
-    Restarts restarts(TimePoint{});
-    bool has_served = false;  // llama-server has computed with the swarm: if it ends now, it has crashed
-    const TimePoint start = std::chrono::steady_clock::now();
-    TimePoint next_line = start + kProgressEvery;
-    TimePoint last_progress = start;
-    std::uint64_t loaded_bytes = 0;
-    while (!stop.requested()) {
-        if (!server && !options.hub_only && std::chrono::steady_clock::now() >= next_line) {
-            const hub::Loading loading = hub->loading();
-            if (loading.total_bytes > 0) {
-                log_info("the workers are loading: {} of {}", format_bytes(loading.done_bytes),
-                         format_bytes(loading.total_bytes));
-            } else {
-                log_info("waiting for the local workers");
-            }
-            if (std::exchange(loaded_bytes, loading.done_bytes) != loading.done_bytes) {
-                last_progress = std::chrono::steady_clock::now();
-            }
-            next_line += kProgressEvery;
-        }
-        LINKCPP_CHECK(workers.watch(server && server->checked_in()));
-        if (hub_ended) { return fail(ErrorKind::failed, "the hub has ended; its last lines above say why"); }
-        if (server) {
-            if (const auto status = server->poll()) {
-                if (*status == 0) { return {}; }
-                const TimePoint now = std::chrono::steady_clock::now();
-                const bool has_just_ended = restarts.ended(now);
-                has_served = has_served || hub->has_computed_for(server_name(*server));
-                if (!has_served) {
-                    return fail(ErrorKind::failed, "llama-server ended with status {}{}; its last lines above say why",
-                                *status, server->checked_in() ? "" : " without having loaded the swarm plugin");
-                }
-                if (has_just_ended) {
-                    log_error("llama-server ended with status {}; starting it again, the workers keep what they hold",
-                              *status);
-                }
-                if (!restarts.due(now)) {
-                    stop.sleep(20ms);
-                    continue;
-                }
-                LINKCPP_TRY(Process started, start_server(options, *hub));
-                server.emplace(std::move(started));
-                restarts.started(now);
-            }
-            if (!server->checked_in() && std::chrono::steady_clock::now() - start > kWorkerWait) {
-                return fail(ErrorKind::failed, "llama-server has not loaded the swarm plugin; see above");
-            }
-        } else if (!options.hub_only && (workers.empty() || hub->complete() || hub->settled())) {
-            if (!workers.empty() && !hub->complete()) {
-                if (options.no_local_experts) {
-                    return fail(ErrorKind::overloaded,
-                                "the local workers have no room for every expert; give them more (--worker-memory), "
-                                "or let llama-server compute the rest (without --no-local-experts)");
-                }
-                log_warn("the workers have no room for every expert: llama-server computes the others itself");
-            }
-            LINKCPP_TRY(Process started, start_server(options, *hub));
-            server.emplace(std::move(started));
-            restarts.started(std::chrono::steady_clock::now());
-        } else if (!options.hub_only && std::chrono::steady_clock::now() - last_progress > kWorkerWait) {
-            return fail(ErrorKind::timeout, "the local workers have loaded nothing for {:.0f} s",
-                        to_seconds(kWorkerWait));
-        }
-        stop.sleep(server || options.hub_only ? 200ms : 20ms);
-    }
-    return {};
+    LINKCPP_TRY(HubProcess hub, HubProcess::start(hub_arguments(options), std::move(listen), https_port));
+    return Supervisor(options, std::move(hub), worker_memory).run(stop);
 }
 
 }  // namespace
@@ -366,6 +450,10 @@ void add_serve(CLI::App& app) {
     command->add_option("--replicas", options->n_replicas, "How many workers hold each expert")
         ->check(CLI::Range(1u, 16u))
         ->capture_default_str();
+    command
+        ->add_option("--expect-workers", options->n_expected,
+                     "Place no slice before so many workers have joined (or 20 s have passed since the first)")
+        ->check(CLI::Range(0u, 4096u));
     command->add_flag("--lan", options->lan, "Let other machines in (default: this machine only)");
     command->add_option("--listen", options->listen, "The address to listen on instead, HOST or HOST:PORT");
     command->add_option("--port", options->port, "Port of the hub; HTTPS is on the next one")->capture_default_str();
@@ -383,20 +471,16 @@ void add_serve(CLI::App& app) {
         ->capture_default_str();
     command->add_flag("--no-local-experts", options->no_local_experts, "llama-server computes no expert itself");
     const std::string limits = "Limits against strangers";
-    command->add_option("--max-peers", options->max_peers, "Connections to the hub")
-        ->check(CLI::Range(1u, 100'000u))
-        ->capture_default_str()
-        ->group(limits);
-    command->add_option("--max-per-address", options->max_per_address, "Of these, from one address")
-        ->check(CLI::Range(1u, 100'000u))
-        ->capture_default_str()
-        ->group(limits);
-    command
-        ->add_option("--max-strangers", options->max_strangers,
-                     "Of these, not let in yet; of more the one that has waited longest gives way")
-        ->check(CLI::Range(1u, 100'000u))
-        ->capture_default_str()
-        ->group(limits);
+    for (const LimitOption& option : kLimitOptions) {
+        CLI::Option* added =
+            command->add_option(option.name, options->limits.*option.limit, option.text)->capture_default_str();
+        if (option.in_bytes) {
+            added->transform(is_size());
+        } else {
+            added->check(CLI::Range(1u, 100'000u));
+        }
+        added->group(limits);
+    }
     command->add_option("--hello-time", options->hello_time, "Seconds until a stranger must have said who it is")
         ->check(CLI::Range(0.1, 3600.0))
         ->capture_default_str()

@@ -32,6 +32,8 @@ void add_verify(CLI::App& app);
 
 // For options of 64 bits: CLI11 takes -1 for the largest number.
 CLI::Validator is_number();
+// For options in bytes: turns "32M" into a number of them.
+CLI::Validator is_size();
 
 // Runs `work` when `command` is given. An error is one line on standard error, and exit status 1.
 void run_or_exit(CLI::App* command, std::function<Status()> work);

@@ -14,6 +14,7 @@
 
 #include "base/platform.h"
 #include "base/text.h"
+#include "base/units.h"
 #include "commands.h"
 
 namespace linkcpp::cli {
@@ -35,6 +36,16 @@ CLI::Validator is_number() {
         return good ? "" : fmt::format("expected a number from 0 to {}, got '{}'", UINT64_MAX, text);
     };
     return {check, "UINT"};
+}
+
+CLI::Validator is_size() {
+    const auto check = [](std::string& text) -> std::string {
+        const auto bytes = parse_bytes(text);
+        if (!bytes) { return bytes.error().message; }
+        text = std::to_string(*bytes);
+        return "";
+    };
+    return {check, "SIZE"};
 }
 
 void run_or_exit(CLI::App* command, std::function<Status()> work) {

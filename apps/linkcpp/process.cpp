@@ -1,5 +1,6 @@
 #include "process.h"
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -15,6 +16,8 @@
 
 namespace linkcpp::cli {
 namespace {
+
+constexpr const char* kCheckIn = "LINKCPP_CHECK_IN_FD";
 
 sigset_t stop_signals() {
     sigset_t set;
@@ -33,7 +36,7 @@ sigset_t stop_signals() {
     for (const auto& [name, value] : options.environment) { ::setenv(name.c_str(), value.c_str(), 1); }
     if (check_in >= 0) {
         ::fcntl(check_in, F_SETFD, 0);
-        ::setenv("LINKCPP_CHECK_IN_FD", std::to_string(check_in).c_str(), 1);
+        ::setenv(kCheckIn, std::to_string(check_in).c_str(), 1);
     }
     std::vector<char*> arguments;
     for (const std::string& argument : options.arguments) { arguments.push_back(const_cast<char*>(argument.c_str())); }
@@ -70,7 +73,7 @@ Result<Process> Process::start(const ProcessOptions& options) {
 Process::Process(Process&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
       check_in_(std::move(other.check_in_)),
-      checked_in_(other.checked_in_),
+      said_(std::move(other.said_)),
       status_(other.status_) {}
 
 Process::~Process() {
@@ -95,10 +98,22 @@ std::optional<int> Process::poll() {
     return status_;
 }
 
-bool Process::checked_in() {
-    char byte = 0;
-    if (!checked_in_ && check_in_) { checked_in_ = ::read(check_in_.get(), &byte, 1) == 1; }
-    return checked_in_;
+const std::string& Process::said() {
+    std::array<char, 1024> bytes;
+    while (check_in_) {
+        const ssize_t n = ::read(check_in_.get(), bytes.data(), bytes.size());
+        if (n <= 0) { break; }
+        said_.append(bytes.data(), static_cast<std::size_t>(n));
+    }
+    return said_;
+}
+
+UniqueFd take_check_in() {
+    const char* text = std::getenv(kCheckIn);
+    UniqueFd fd(text == nullptr ? -1 : std::atoi(text));
+    ::unsetenv(kCheckIn);
+    if (fd && fd.get() <= STDERR_FILENO) { static_cast<void>(fd.release()); }
+    return fd;
 }
 
 StopOnSignal::StopOnSignal() {

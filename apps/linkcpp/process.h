@@ -20,7 +20,7 @@ struct ProcessOptions {
     std::vector<std::string> arguments;              // [0] is the program, looked up in PATH
     std::map<std::string, std::string> environment;  // added to this process's own
     bool own_group = false;                          // the terminal's Ctrl-C reaches us alone, and we tell the child
-    bool check_in = false;                           // hand the child LINKCPP_CHECK_IN_FD, see Process::checked_in()
+    bool check_in = false;                           // hand the child LINKCPP_CHECK_IN_FD, see Process::said()
 };
 
 // A child process. It ends with its parent, whatever becomes of that.
@@ -32,7 +32,7 @@ class Process {
     Process& operator=(Process&& other) noexcept {
         std::swap(pid_, other.pid_);
         std::swap(check_in_, other.check_in_);
-        std::swap(checked_in_, other.checked_in_);
+        std::swap(said_, other.said_);
         std::swap(status_, other.status_);
         return *this;
     }
@@ -43,17 +43,22 @@ class Process {
     void signal(int number) const;
     // The exit status once the child has ended (128 + number when a signal ended it); nothing while it runs.
     std::optional<int> poll();
-    // True once the plugin inside the child has said that it is there.
-    bool checked_in();
+    // What the child has written so far into the descriptor that it was handed.
+    const std::string& said();
+    // The plugin inside the child has said that it is there.
+    bool checked_in() { return !said().empty(); }
 
   private:
     Process(pid_t pid, UniqueFd check_in) : pid_(pid), check_in_(std::move(check_in)) {}
 
     pid_t pid_ = -1;
     UniqueFd check_in_;
-    bool checked_in_ = false;
+    std::string said_;
     std::optional<int> status_;
 };
+
+// In a child: the descriptor that its parent listens on; none when there is no such parent. Once.
+UniqueFd take_check_in();
 
 // SIGINT and SIGTERM request the stop; call before threads are started.
 class StopOnSignal {

@@ -243,7 +243,6 @@ Status Hub::run(const std::stop_token& stop) {
         take_judgements();
         replan();
         probe_workers();
-        note_loading();
         heartbeat();
         answer_status();
         const bool accepting = now() >= accept_again_;
@@ -384,10 +383,7 @@ Status Hub::handle(Peer& peer, wire::ControlT& message) {
         swarm_.reported(peer.id, *stats, now());
         if (peer.role == fb::Role::coordinator) {
             note_unknown(*stats);
-            if (stats->layers > 0) {
-                const std::lock_guard lock(calls_mutex_);
-                if (computed_for_.size() < kMaxRecords) { computed_for_.insert(peer.hello.process); }
-            }
+            if (stats->layers > 0 && computed_for_.size() < kMaxRecords) { computed_for_.insert(peer.hello.process); }
         }
     } else if (const auto* notice = message.body.AsNotice(); notice != nullptr && peer.role == fb::Role::coordinator) {
         if (admission_.records().contains(notice->worker)) { note_event(notice->worker, notice->text, &peer); }
@@ -456,7 +452,8 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
                     one_line(hello.release.substr(0, 64)));
     }
     peer.role = hello.role;
-    peer.link->set_limit(wire::kMaxControlBytes);
+    peer.link->set_limit(
+        static_cast<std::uint32_t>(std::min<std::size_t>(options_.limits.message_bytes, wire::kMaxControlBytes)));
     peer.link->rename(hello.role == fb::Role::worker
                           ? fmt::format("worker {} at {}", hello.name.substr(0, 64), peer.from)
                           : fmt::format("coordinator {} at {}", hello.process.substr(0, 64), peer.from));
@@ -535,18 +532,6 @@ fb::CoordinatorsT Hub::coordinators() const {
     return list;
 }
 
-void Hub::note_loading() {
-    Loading loading;
-    for (const auto& [id, worker] : swarm_.workers()) {
-        if (!worker.connected || worker.shard.state != fb::ShardState::loading) { continue; }
-        loading.done_bytes += worker.shard.done_bytes;
-        loading.total_bytes += worker.shard.total_bytes;
-    }
-    loading_done_ = loading.done_bytes;
-    loading_total_ = loading.total_bytes;
-    settled_ = swarm_.settled();
-}
-
 void Hub::send_coordinators() {
     for (const auto& peer : peers_) {
         if (peer->role == fb::Role::worker) { send(*peer, coordinators()); }
@@ -555,7 +540,6 @@ void Hub::send_coordinators() {
 
 void Hub::send_routes() {
     routes_changed_ = false;
-    complete_ = swarm_.missing_slices() == 0;
     for (const auto& peer : peers_) {
         if (peer->role == fb::Role::coordinator) { send(*peer, swarm_.routes()); }
     }
@@ -698,11 +682,6 @@ void Hub::take_ruling(const JudgedDispute& judged) {
     for (const auto& peer : peers_) {
         if (peer->id == judged.coordinator && !peer->gone) { send(*peer, verdict); }
     }
-}
-
-bool Hub::has_computed_for(const std::string& process) {
-    const std::lock_guard lock(calls_mutex_);
-    return computed_for_.contains(process);
 }
 
 void Hub::make_calls() {
@@ -1009,9 +988,11 @@ std::string Hub::make_status() const {
         {"coverage",
          {{"share", total == 0 ? 0.0 : static_cast<double>(total - missing) / static_cast<double>(total)},
           {"missing_slices", missing},
+          {"settled", swarm_.settled()},
           {"replicas", swarm_.options().n_replicas}}},
         {"workers", workers},
         {"coordinators", coordinators},
+        {"computed_for", computed_for_},
         {"quarantine", quarantined},
         {"unknown_layers", unknown},
         {"refused", refused},

@@ -38,11 +38,14 @@ namespace linkcpp::hub {
 
 // Against strangers, and peers who have too much of everything.
 struct HubLimits {
-    std::size_t peers = 1024;                       // connections to the hub's port
-    std::size_t per_address = 256;                  // of these, from one address
-    std::size_t strangers = 32;                     // … that have not said yet who they are; the oldest gives way
-    Duration hello_time = std::chrono::seconds(5);  // until a stranger must have said it
-    std::size_t queued_bytes = 64u << 20;           // that wait for one peer, before it is given up
+    std::size_t peers = 1024;                            // connections to the hub's port
+    std::size_t per_address = 256;                       // of these, from one address
+    std::size_t strangers = 32;                          // … that have not said yet who they are; the oldest gives way
+    Duration hello_time = std::chrono::seconds(5);       // until a stranger must have said it
+    std::size_t message_bytes = wire::kMaxControlBytes;  // of a peer's, once it is let in
+    std::size_t queued_bytes = 64u << 20;                // that wait for one peer, before it is given up
+    std::size_t https_requests = 64;                     // at a time
+    std::size_t https_per_address = 48;                  // connections to HTTPS from one address
 };
 
 struct HubOptions {
@@ -55,11 +58,6 @@ struct HubOptions {
     HubLimits limits;
     Duration heartbeat = std::chrono::seconds(1);
     Duration silence = std::chrono::seconds(10);  // a peer that says nothing for so long is gone
-};
-
-struct Loading {
-    std::uint64_t done_bytes = 0;
-    std::uint64_t total_bytes = 0;
 };
 
 class Hub {
@@ -79,19 +77,7 @@ class Hub {
     net::JoinLine own_line() const;
     // The secret of whoever runs this hub: it opens what a join line does not.
     const std::string& operator_token() const { return operator_token_; }
-    std::uint16_t https_port() const { return http_->port(); }
-    const model::GgufFile& file() const { return file_; }
-    const model::Manifest& manifest() const { return manifest_; }
-    const Digest& model_id() const { return model_id_; }
 
-    // From any thread: all slices have a live holder.
-    bool complete() const { return complete_.load(); }
-    // From any thread: all who have joined have loaded what they were given, or failed to.
-    bool settled() const { return settled_.load(); }
-    // From any thread: how far the workers are with what they load now.
-    Loading loading() const { return {loading_done_.load(), loading_total_.load()}; }
-    // From any thread: the program that registered by this name has computed with the workers.
-    bool has_computed_for(const std::string& process);
     // From any thread: the status as JSON, with the workers' counters as of now (waits for them at most 300 ms).
     std::string status_json();
     // From any thread but the hub's: what the operator wants (http.h). Errors: not_found, invalid, timeout.
@@ -156,7 +142,6 @@ class Hub {
     Result<std::string> clear(const std::string& worker);
     Result<std::string> drain(const std::string& worker, bool drained);
     void heartbeat();
-    void note_loading();
     void answer_status();
     std::string make_status() const;
     template <class Message>
@@ -198,6 +183,7 @@ class Hub {
     std::deque<Event> events_;
     mutable std::mutex refusals_mutex_;  // guards refusals_
     std::map<std::string, std::uint64_t> refusals_;
+    std::set<std::string> computed_for_;  // programs, those that are gone, too
     bool dispute_failed_ = false;
     TimePoint started_;
     TimePoint next_heartbeat_{};
@@ -206,14 +192,9 @@ class Hub {
     std::map<std::uint32_t, std::string>
         unknown_layers_;  // computed one product at a time by some coordinator, and why
     net::Wakeup wake_;
-    std::atomic<bool> complete_{false};
-    std::atomic<bool> settled_{false};
-    std::atomic<std::uint64_t> loading_done_{0};
-    std::atomic<std::uint64_t> loading_total_{0};
 
-    std::mutex calls_mutex_;                    // guards the two below
+    std::mutex calls_mutex_;                    // guards calls_
     std::vector<std::function<void()>> calls_;  // to be made on the hub thread
-    std::set<std::string> computed_for_;        // processes
 
     std::mutex status_mutex_;  // guards the four below
     std::condition_variable status_ready_;

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import models
@@ -12,6 +13,7 @@ from swarm import SAME_ARITHMETIC, wait_for
 
 QUESTIONS = ("Who made the heaven and the earth?", "What said the LORD unto Moses in the wilderness?")
 N_TOKENS = 60
+N_LONG = 400
 
 
 class Chat(SwarmTest):
@@ -45,7 +47,7 @@ class Serve(SwarmTest):
         port = free_port()
         self.swarm.serve(models.path_of("Q8_0"), "--", "--port", port, *SERVER_ARGUMENTS, workers=2, hub_only=False)
         server = Server(port, self.swarm.hub).wait_healthy()
-        self.assertEqual(len(self.swarm.running()), 4)
+        self.assertEqual(len(self.swarm.running()), 5)
         self.swarm.hub.popen.terminate()
         self.assertEqual(self.swarm.hub.wait(10), 0)
         self.assertEqual(self.swarm.running(), {})
@@ -82,6 +84,41 @@ class Serve(SwarmTest):
         self.assertEqual(server.wait_healthy().complete(PROMPT, 30), before)
         self.assertRegex(self.swarm.hub.err(), "llama-server ended with status 137; starting it again")
         self.assertEqual(self.swarm.status()["hub"]["slices_sent"], sent)
+
+    def test_goes_on_decoding_while_its_hub_crashes_and_comes_back(self):
+        port = free_port()
+        self.swarm.serve(models.path_of("Q8_0"), "--no-local-experts", "--", "--port", port, *SERVER_ARGUMENTS,
+                         workers=2, hub_only=False)
+        server = Server(port, self.swarm.hub).wait_healthy()
+        before = server.complete(PROMPT, N_LONG)
+        status = self.swarm.status()
+        family = set(self.swarm.running())
+        hub = next(pid for pid, line in self.swarm.running().items() if " serve --hub-only" in line)
+        with ThreadPoolExecutor(1) as pool:
+            text = pool.submit(server.complete, PROMPT, N_LONG)
+            time.sleep(0.1)
+            os.kill(hub, signal.SIGKILL)
+            self.assertFalse(text.done())
+            self.assertEqual(text.result(), before)
+        after = self.swarm.wait_status(lambda s: s["coverage"]["missing_slices"] == 0 and s["coordinators"],
+                                       "a new hub that knows them all", 30)
+        self.assertEqual(after["hub"]["slices_sent"], 0)
+        self.assertEqual(after["hub"]["address"], status["hub"]["address"])
+        self.assertEqual([w["id"] for w in after["workers"]], [w["id"] for w in status["workers"]])
+        self.assertEqual(len(self.swarm.running().keys() & family), len(family) - 1)
+        self.assertRegex(self.swarm.hub.err(), "the hub ended with status 137; starting it again")
+        self.assertEqual(self.swarm.hub.out().decode().count("linkcpp join"), 1)
+        self.assertEqual(server.complete(PROMPT, N_LONG), before)
+        # A worker that dies now is started again by what the new hub lets in.
+        os.kill(next(pid for pid, line in self.swarm.running().items() if "--name local-1" in line), signal.SIGKILL)
+        self.swarm.wait_status(lambda s: s["coverage"]["missing_slices"] > 0, "the loss", 10)
+        self.swarm.wait_status(lambda s: s["coverage"]["missing_slices"] == 0, "a new worker", 20)
+        self.assertEqual(server.complete(PROMPT, N_LONG), before)
+
+    def test_ends_as_its_hub_does_that_cannot_start(self):
+        process = self.swarm.linkcpp("serve", "-m", "/dev/null", "--local-workers", "1")
+        self.assert_refused(process, "/dev/null")
+        self.assertEqual(process.err().count("error:"), 1)
 
     def test_ends_with_an_error_when_its_server_cannot_start(self):
         self.swarm.serve(models.path_of("Q8_0"), "--", "--nonsense", workers=1, hub_only=False)
