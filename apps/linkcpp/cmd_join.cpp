@@ -28,6 +28,8 @@ struct JoinArguments {
     std::string memory;
     std::string store;
     unsigned n_threads = 0;
+    std::size_t max_programs = worker::WorkerOptions().max_programs;
+    std::uint32_t max_frame = worker::WorkerOptions().max_frame;
 };
 
 // Less holds no expert of any model, and is a unit forgotten.
@@ -75,6 +77,8 @@ Status join(const JoinArguments& options) {
     worker.device = options.device;
     worker.backend = options.backend;
     worker.n_threads = options.n_threads;
+    worker.max_programs = options.max_programs;
+    worker.max_frame = options.max_frame;
     if (!options.memory.empty()) {
         auto bytes = parse_bytes(options.memory);
         if (!bytes) { return fail_with("--memory", bytes.error()); }
@@ -126,6 +130,18 @@ void add_join(CLI::App& app) {
     command->add_option("--threads", options->n_threads, "Threads of a CPU device (default: all processors)")
         ->check(CLI::Range(1u, kMaxThreads));
     command->add_option("--store", options->store, "Folder that slices are kept in (default: in the user's cache)");
+    const std::string limits = "Limits";
+    command->add_option("--max-programs", options->max_programs, "Programs that are served at a time")
+        ->check(CLI::Range(1u, 100'000u))
+        ->capture_default_str()
+        ->group(limits);
+    command
+        ->add_option("--max-frame", options->max_frame,
+                     "Bytes of one request, and of what waits to be written to one program")
+        ->transform(is_size())
+        ->check(CLI::Range(wire::kMinComputeLimit, wire::kMaxComputeBytes))
+        ->capture_default_str()
+        ->group(limits);
     command->footer(
         "Example: linkcpp join 'linkcpp://192.168.1.5:7070/FINGERPRINT/TOKEN' --memory 4G\n"
         "Example: LINKCPP_HUB='linkcpp://…' linkcpp join --threads 2");

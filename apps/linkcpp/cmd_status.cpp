@@ -68,6 +68,23 @@ void print_quarantine(const json& workers) {
     }
 }
 
+// {"dead": 2, "hung": 0} → "dead 2x"
+std::string counts(const json& numbers) {
+    std::string text;
+    for (const auto& [name, n] : numbers.items()) {
+        if (n.get<std::uint64_t>() == 0) { continue; }
+        text += fmt::format("{}{} {}x", text.empty() ? "" : ", ", name, n.get<std::uint64_t>());
+    }
+    return text;
+}
+
+// Of a worker or a program.
+void print_turned_away(const json& peer) {
+    if (const json& numbers = peer["turned_away"]; !numbers.empty()) {
+        fmt::print("    turned away: {}\n", counts(numbers));
+    }
+}
+
 // How long a program waits for workers, and what it has made of each that was ever at fault.
 void print_links(const json& coordinator, const json& workers) {
     const json& twice = coordinator["twice"];
@@ -77,12 +94,7 @@ void print_links(const json& coordinator, const json& workers) {
                    twice["other_first"].get<std::uint64_t>());
     }
     for (const json& link : coordinator["links"]) {
-        std::string faults;
-        for (const auto& [fault, n] : link["faults"].items()) {
-            if (n.get<std::uint64_t>() > 0) {
-                faults += fmt::format("{}{} {}x", faults.empty() ? "" : ", ", fault, n.get<std::uint64_t>());
-            }
-        }
+        const std::string faults = counts(link["faults"]);
         if (faults.empty() && link["condition"] == "good") { continue; }
         const auto known = std::ranges::find(workers, link["worker"], [](const json& worker) { return worker["id"]; });
         const auto name = (known != workers.end() ? (*known)["name"] : link["worker"]).get<std::string>();
@@ -135,6 +147,7 @@ void print_status(const json& status) {
         if (const auto error = worker["error"].get<std::string>(); worker["state"] == "failed" && !error.empty()) {
             fmt::print("    {}\n", one_line(error));
         }
+        print_turned_away(worker);
     }
     for (const json& coordinator : status["coordinators"]) {
         fmt::print("\ncoordinator {}: {} expert blocks, {} pairs ({} computed by itself), {} sent again, {} failures\n",
@@ -152,16 +165,11 @@ void print_status(const json& status) {
                 products);
         }
         print_links(coordinator, status["workers"]);
+        print_turned_away(coordinator);
     }
     print_quarantine(status["quarantine"]);
     print_unknown(status["unknown_layers"]);
-    if (const json& refused = status["refused"]; !refused.empty()) {
-        std::string text;
-        for (const auto& [what, n] : refused.items()) {
-            text += fmt::format("{}{} {}x", text.empty() ? "" : ", ", what, n.get<std::uint64_t>());
-        }
-        fmt::print("\nrefused   {}\n", text);
-    }
+    if (const json& refused = status["refused"]; !refused.empty()) { fmt::print("\nrefused   {}\n", counts(refused)); }
     print_events(status["events"]);
 }
 

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/platform.h"
 #include "base/raw_buffer.h"
+#include "base/refusals.h"
 #include "base/sha256.h"
 #include "base/units.h"
 
@@ -141,6 +142,22 @@ TEST(RawBuffer, keeps_its_content_when_it_grows_shrinks_and_moves) {
     EXPECT_TRUE(other.empty());
     other.release();
     EXPECT_EQ(other.capacity(), 0u);
+}
+
+TEST(Refusals, says_the_first_of_each_name_and_then_seldom_how_many_more_there_were) {
+    Refusals refusals;
+    const TimePoint start{};
+    EXPECT_EQ(refusals.text_to_say("strangers", "one", start), "one");
+    EXPECT_EQ(refusals.text_to_say("others", "two", start), "two");
+    for (int i = 0; i < 1000; ++i) {
+        EXPECT_EQ(refusals.text_to_say("strangers", "more", start + std::chrono::milliseconds(9 * i)), std::nullopt);
+    }
+    EXPECT_EQ(refusals.text_to_say("strangers", "later", start + Refusals::kSayEvery),
+              "later (1000 more like this were not said)");
+    EXPECT_EQ(refusals.text_to_say("strangers", "last", start + 2 * Refusals::kSayEvery), "last");
+    refusals.count("strangers");
+    refusals.count("strangers");
+    EXPECT_EQ(refusals.counts().at("strangers"), 2u);
 }
 
 }  // namespace

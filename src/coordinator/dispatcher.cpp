@@ -129,7 +129,7 @@ void Dispatcher::refresh() {
             found = holders_.end() - 1;
             (*found)->id = worker;
         }
-        link->set_limit(wire::kMaxComputeBytes);
+        link->set_limit(options_.max_frame);
         (*found)->next_link = std::move(link);
         if (!(*found)->watch.busy()) { (*found)->take_next_link(std::chrono::steady_clock::now()); }
     }

@@ -43,6 +43,7 @@ struct DispatchOptions {
     double audit = 0.001;  // share of the pairs that is computed again; 1: none is used that was not
     // How long a call waits for the hub's ruling on rows that are apart.
     Duration ruling_wait = std::chrono::seconds(10);
+    std::uint32_t max_frame = wire::kMaxComputeBytes;  // bytes of one part of an answer
 };
 
 struct DispatchStats {

@@ -19,10 +19,8 @@ namespace {
 using namespace std::chrono_literals;
 namespace fb = wire::fb;
 
-constexpr Duration kHelloTimeout = 5s;
 constexpr Duration kFirstDelay = 200ms;
 constexpr Duration kMaxDelay = 5s;
-constexpr std::size_t kMaxCallers = 64;
 constexpr int kMissedHeartbeats = 10;
 // A hub that was started again has so long to find its workers and to probe them.
 constexpr Duration kHold = 30s;
@@ -303,6 +301,7 @@ Status HubClient::report(net::Link& hub, std::uint64_t sequence) {
     stats.late = s.late;
     stats.twice = s.twice;
     stats.twice_first = s.twice_first;
+    stats.turned_away = net::turned_away(refusals_);
     const Patience& patience = dispatcher_.options().patience;
     stats.patience = std::make_unique<fb::PatienceT>();
     stats.patience->hang_ms = static_cast<std::uint32_t>(patience.hang / 1ms);
@@ -389,13 +388,16 @@ void HubClient::turn(net::Link* hub, Duration timeout) {
     const std::size_t first = entries.size();
     for (const Caller& caller : callers_) {
         entries.push_back({caller.link->fd(), caller.link->events(), 0});
-        timeout = std::min<Duration>(timeout, caller.since + kHelloTimeout - now());
+        timeout = std::min<Duration>(timeout, caller.since + options_.hello_time - now());
     }
     ::poll(entries.data(), entries.size(), to_poll_ms(timeout));
     for (std::size_t i = first; i < entries.size(); ++i) {
         Caller& caller = callers_[i - first];
         if (entries[i].revents != 0) { greet(caller); }
-        caller.done = caller.done || now() - caller.since > kHelloTimeout;
+        if (caller.done || now() - caller.since <= options_.hello_time) { continue; }
+        caller.done = true;
+        refusals_.note("no hello in time",
+                       fmt::format("data link: {}: has not said in time who it is", caller.link->name()));
     }
     std::erase_if(callers_, [](const Caller& caller) { return caller.done; });
     if (entries[1].revents != 0) { accept(tcp_, true); }
@@ -411,8 +413,9 @@ void HubClient::accept(net::Listener& listener, bool encrypted) {
         }
         if (!*accepted) { return; }
         // Who means it says hello at once: a crowd that does not keeps nobody out.
-        if (callers_.size() >= kMaxCallers) {
-            log_debug("data links: {} gave way to others", callers_.front().link->name());
+        if (callers_.size() >= options_.max_callers) {
+            refusals_.note("too many strangers", fmt::format("data link: {}: gave way to others (LINKCPP_MAX_CALLERS)",
+                                                             callers_.front().link->name()));
             callers_.erase(callers_.begin());
         }
         Caller caller{.uid = (*accepted)->uid, .since = now()};
@@ -422,7 +425,10 @@ void HubClient::accept(net::Listener& listener, bool encrypted) {
             caller.link = *std::move(link);
         } else {
             // The socket file lets nobody else in; root may always.
-            if (caller.uid != ::getuid() && caller.uid != 0u) { continue; }
+            if (caller.uid != ::getuid() && caller.uid != 0u) {
+                refusals_.note("another user", fmt::format("data link: {}: refused", (*accepted)->from));
+                continue;
+            }
             caller.link = net::Link::plain(std::move((*accepted)->fd), (*accepted)->from);
         }
         callers_.push_back(std::move(caller));
@@ -432,7 +438,8 @@ void HubClient::accept(net::Listener& listener, bool encrypted) {
 void HubClient::greet(Caller& caller) {
     const auto message = net::receive_message(*caller.link);
     if (!message) {
-        log_info("data link: {}", message.error().message);
+        refusals_.note(message.error().kind == ErrorKind::corrupt ? "broken message" : "left without a hello",
+                       fmt::format("data link: {}", message.error().message));
         caller.done = true;
         return;
     }
@@ -442,13 +449,14 @@ void HubClient::greet(Caller& caller) {
     const std::string from = caller.link->name();
     if (hello == nullptr || (caller.link->encrypted() && caller.link->peer()->hex() != hello->worker)) {
         net::refuse(*caller.link, ErrorKind::invalid, "the worker's id is not its key's");
-        log_warn("data link: {} refused, its id is not its key's", from);
+        refusals_.note("not its own id", fmt::format("data link: {} refused, its id is not its key's", from));
         return;
     }
     const Routes::Worker* worker = routes_ ? routes_->find(hello->worker) : nullptr;
     if (worker == nullptr) {
         net::refuse(*caller.link, ErrorKind::overloaded, "the hub has not named this worker yet");
-        log_info("data link: {} refused for now, the hub has not named this worker", from);
+        refusals_.note("not named by the hub",
+                       fmt::format("data link: {} refused for now, the hub has not named this worker", from));
         return;
     }
     caller.link->rename(worker->name);

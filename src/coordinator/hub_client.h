@@ -17,6 +17,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/refusals.h"
 #include "coordinator/dispatcher.h"
 #include "coordinator/routes.h"
 #include "model/manifest.h"
@@ -39,6 +40,8 @@ struct HubClientOptions {
     unsigned n_threads = 0;         // of local experts
     std::uint64_t local_bytes = 0;  // memory for local experts; 0: half of what is free then
     std::string process;            // for people
+    std::size_t max_callers = 64;   // data links that are not let in yet; of more the oldest gives way
+    Duration hello_time = std::chrono::seconds(5);  // until one must have said who it is
 };
 
 class HubClient {
@@ -100,6 +103,7 @@ class HubClient {
 
     // Of the control thread alone.
     std::vector<Caller> callers_;
+    Refusals refusals_;
     std::shared_ptr<const Routes> routes_;  // the hub's last word, which says who may dial
     std::shared_ptr<const Routes> used_;    // what the dispatcher goes by
     TimePoint hold_until_{};

@@ -39,6 +39,17 @@ Result<Duration> seconds(const char* name, Duration fallback) {
     return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(number));
 }
 
+Result<std::size_t> number(const char* name, std::size_t fallback) {
+    const std::string_view value = variable(name);
+    if (value.empty()) { return fallback; }
+    std::size_t number = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+    if (error != std::errc{} || end != value.data() + value.size() || number == 0) {
+        return fail(ErrorKind::invalid, "{}: expected a number from 1, got '{}'", name, value);
+    }
+    return number;
+}
+
 }  // namespace
 
 Result<Settings> read_settings() {
@@ -80,6 +91,17 @@ Result<Settings> read_settings() {
         settings.hub.local_bytes = *bytes;
     }
     settings.hub.process = fmt::format("{}[{}]", process_name(), ::getpid());
+    LINKCPP_TRY(settings.hub.max_callers, number("LINKCPP_MAX_CALLERS", settings.hub.max_callers));
+    LINKCPP_TRY(settings.hub.hello_time, seconds("LINKCPP_HELLO_TIME", settings.hub.hello_time));
+    if (const std::string_view frame = variable("LINKCPP_MAX_FRAME"); !frame.empty()) {
+        auto bytes = parse_bytes(frame);
+        if (!bytes) { return fail_with("LINKCPP_MAX_FRAME", bytes.error()); }
+        if (*bytes < wire::kMinComputeLimit || *bytes > wire::kMaxComputeBytes) {
+            return fail(ErrorKind::invalid, "LINKCPP_MAX_FRAME: expected {} to {}, got '{}'",
+                        format_bytes(wire::kMinComputeLimit), format_bytes(wire::kMaxComputeBytes), frame);
+        }
+        settings.dispatch.max_frame = static_cast<std::uint32_t>(*bytes);
+    }
     LINKCPP_TRY(settings.wait, seconds("LINKCPP_WAIT", settings.wait));
     LINKCPP_TRY(settings.coverage_wait, seconds("LINKCPP_COVERAGE_WAIT", settings.coverage_wait));
     Patience& patience = settings.dispatch.patience;

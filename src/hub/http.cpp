@@ -11,8 +11,6 @@
 namespace linkcpp::hub {
 namespace {
 
-// A kept-alive connection holds a thread; each worker keeps one while it loads.
-constexpr std::size_t kThreads = 64;
 // A peer that has not sent its next bytes by then loses its connection.
 constexpr int kReadTimeoutS = 5;
 constexpr std::size_t kRequestsPerConnection = 1'000'000;
@@ -94,13 +92,16 @@ HttpServer::~HttpServer() {
 }
 
 Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address, const net::Identity& identity,
-                                                     Source source) {
+                                                     const Limits& limits, Source source) {
     std::unique_ptr<HttpServer> http(new HttpServer);
+    http->guests_ = std::make_unique<HttpsGuests>(limits.per_address, limits.hello_time, source.refused);
     http->server_ = std::make_unique<httplib::SSLServer>(identity.certificate(), identity.key());
     httplib::SSLServer& server = *http->server_;
     if (!server.is_valid()) { return fail(ErrorKind::failed, "HTTPS: {}", net::openssl_error()); }
     SSL_CTX_set_min_proto_version(server.ssl_context(), TLS1_3_VERSION);
-    server.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
+    http->guests_->watch(server.ssl_context());
+    // A kept-alive connection holds a thread; each worker keeps one while it loads.
+    server.new_task_queue = [n = limits.requests] { return new httplib::ThreadPool(n); };
     server.set_keep_alive_max_count(kRequestsPerConnection);
     server.set_keep_alive_timeout(kIdleS);
     server.set_read_timeout(kReadTimeoutS);
@@ -112,19 +113,23 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
         ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     });
 
-    server.set_pre_routing_handler([source](const httplib::Request& request, httplib::Response& response) {
-        std::string storage;
-        const std::string_view token = bearer_token(request, storage);
-        const bool known = source.tokens.accept(token);
-        const bool is_operator = source.operator_tokens.accept(token);
-        if (is_operator || (known && request.method == "GET")) { return httplib::Server::HandlerResponse::Unhandled; }
-        log_warn("HTTPS: {} asked for {} {} without a token for that", request.remote_addr,
-                 one_line(request.method.substr(0, 16)), one_line(request.path.substr(0, 80)));
-        response.status = known ? 403 : 401;
-        source.refused(known ? "HTTPS: not the operator" : "HTTPS: no valid token");
-        response.set_header("WWW-Authenticate", "Bearer");
-        return httplib::Server::HandlerResponse::Handled;
-    });
+    server.set_pre_routing_handler(
+        [source, guests = http->guests_.get()](const httplib::Request& request, httplib::Response& response) {
+            std::string storage;
+            const std::string_view token = bearer_token(request, storage);
+            const bool known = source.tokens.accept(token);
+            const bool is_operator = source.operator_tokens.accept(token);
+            if (is_operator || known) { guests->let_in(request.ssl); }
+            if (is_operator || (known && request.method == "GET")) {
+                return httplib::Server::HandlerResponse::Unhandled;
+            }
+            response.status = known ? 403 : 401;
+            source.refused(known ? "HTTPS: not the operator" : "HTTPS: no valid token",
+                           fmt::format("HTTPS: {} asked for {} {} without a token for that", request.remote_addr,
+                                       one_line(request.method.substr(0, 16)), one_line(request.path.substr(0, 80))));
+            response.set_header("WWW-Authenticate", "Bearer");
+            return httplib::Server::HandlerResponse::Handled;
+        });
     server.Get("/status", [status = source.status](const httplib::Request&, httplib::Response& response) {
         response.set_content(status(), "application/json");
     });

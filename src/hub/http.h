@@ -13,8 +13,10 @@
 #include <string>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/sha256.h"
+#include "hub/https_guests.h"
 #include "model/gguf_file.h"
 #include "model/manifest.h"
 #include "net/identity.h"
@@ -61,15 +63,22 @@ class HttpServer {
         const model::Manifest& manifest;
         const Tokens& tokens;
         const Tokens& operator_tokens;
-        std::function<std::string()> status;                   // JSON
-        std::function<void(const std::string& what)> refused;  // is told of each request that was turned away
+        std::function<std::string()> status;  // JSON
+        // Is told of each connection or request that was turned away: under which name, and what to say of it.
+        std::function<void(const std::string& name, const std::string& text)> refused;
         // What it has done, for the command line to say: a name, or JSON.
         std::function<Result<std::string>(Command command, const Arguments& arguments)> operate;
     };
 
+    struct Limits {
+        std::size_t requests;     // at a time
+        std::size_t per_address;  // connections
+        Duration hello_time;      // until a token must have been shown, when others come
+    };
+
     // Opens the port; connections wait until start(). Errors: invalid (the port is in use).
     static Result<std::unique_ptr<HttpServer>> make(const net::Address& address, const net::Identity& identity,
-                                                    Source source);
+                                                    const Limits& limits, Source source);
     ~HttpServer();
     // Starts the server's threads.
     void start();
@@ -79,6 +88,7 @@ class HttpServer {
 
   private:
     HttpServer();
+    std::unique_ptr<HttpsGuests> guests_;  // outlives the server
     std::unique_ptr<httplib::SSLServer> server_;
     std::uint16_t port_ = 0;
     std::atomic<bool> ended_{false};

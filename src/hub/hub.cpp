@@ -37,6 +37,7 @@ constexpr const char* kTrustFile = "trust.json";
 constexpr std::size_t kMaxEvents = 200;
 constexpr std::size_t kMaxEventText = 240;
 constexpr std::size_t kMaxRecords = 10'000;
+constexpr std::size_t kMaxNames = 32;
 // Without these a worker cannot be watched.
 constexpr std::array kNeededFeatures{"probe", "pulse"};
 
@@ -44,12 +45,27 @@ TimePoint now() {
     return std::chrono::steady_clock::now();
 }
 
+json turned_away_json(const fb::StatsT& stats) {
+    json counts = json::object();
+    for (const auto& entry : stats.turned_away) {
+        if (entry == nullptr || counts.size() >= kMaxNames) { continue; }
+        counts[one_line(entry->name.substr(0, kMaxHelloText))] = entry->n;
+    }
+    return counts;
+}
+
 json stats_json(const fb::StatsT& stats) {
-    return {{"requests", stats.requests}, {"pairs", stats.pairs},
-            {"rows", stats.rows},         {"busy_us", stats.busy_us},
-            {"bytes_in", stats.bytes_in}, {"bytes_out", stats.bytes_out},
-            {"refused", stats.refused},   {"resident_bytes", stats.resident_bytes},
-            {"expired", stats.expired},   {"stale", stats.stale}};
+    return {{"requests", stats.requests},
+            {"pairs", stats.pairs},
+            {"rows", stats.rows},
+            {"busy_us", stats.busy_us},
+            {"bytes_in", stats.bytes_in},
+            {"bytes_out", stats.bytes_out},
+            {"refused", stats.refused},
+            {"resident_bytes", stats.resident_bytes},
+            {"expired", stats.expired},
+            {"stale", stats.stale},
+            {"turned_away", turned_away_json(stats)}};
 }
 
 std::uint64_t random_seed() {
@@ -210,10 +226,14 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
         .tokens = hub->tokens_,
         .operator_tokens = hub->operator_tokens_,
         .status = [raw = hub.get()] { return raw->status_json(); },
-        .refused = [raw = hub.get()](const std::string& what) { raw->count_refusal(what); },
+        .refused = [raw = hub.get()](const std::string& name,
+                                     const std::string& text) { raw->refusals_.note(name, text); },
         .operate = [raw = hub.get()](Command command,
                                      const Arguments& arguments) { return raw->operate(command, arguments); }};
-    LINKCPP_TRY(hub->http_, HttpServer::make(https, hub->identity_, std::move(source)));
+    const HubLimits& limits = hub->options_.limits;
+    LINKCPP_TRY(hub->http_, HttpServer::make(https, hub->identity_,
+                                             {limits.https_requests, limits.https_per_address, limits.hello_time},
+                                             std::move(source)));
     return hub;
 }
 
@@ -291,34 +311,31 @@ void Hub::accept() {
     }
 }
 
-void Hub::count_refusal(const std::string& what) {
-    const std::lock_guard lock(refusals_mutex_);
-    ++refusals_[what];
-}
-
 bool Hub::may_come(const std::string& from) {
     const HubLimits& limits = options_.limits;
     if (peers_.size() >= limits.peers) {
-        count_refusal("too many peers");
-        log_warn("{}: turned away, {} peers are connected already (serve --max-peers)", from, peers_.size());
+        refusals_.note(
+            "too many peers",
+            fmt::format("{}: turned away, {} peers are connected already (serve --max-peers)", from, peers_.size()));
         return false;
     }
-    const auto host = [](std::string_view address) { return address.substr(0, address.rfind(':')); };
     std::size_t n_here = 0;
     std::vector<Peer*> strangers;
     for (const auto& peer : peers_) {
-        if (peer->gone || host(peer->from) != host(from)) { continue; }
+        if (peer->gone || net::host_of(peer->from) != net::host_of(from)) { continue; }
         ++n_here;
         if (peer->role == fb::Role::none) { strangers.push_back(peer.get()); }
     }
     if (n_here >= limits.per_address) {
-        count_refusal("too many from one address");
-        log_warn("{}: turned away, {} peers are connected from there already (serve --max-per-address)", from, n_here);
+        refusals_.note(
+            "too many from one address",
+            fmt::format("{}: turned away, {} peers are connected from there already (serve --max-per-address)", from,
+                        n_here));
         return false;
     }
     // Who means it says hello at once: a crowd that does not keeps nobody out.
     if (strangers.size() >= limits.strangers) {
-        count_refusal("too many strangers from one address");
+        refusals_.count("too many strangers from one address");
         Peer* oldest = *std::ranges::min_element(strangers, {}, &Peer::since);
         drop(*oldest, {ErrorKind::disconnected, fmt::format("{}: gave way to others from there", oldest->from)});
     }
@@ -338,16 +355,16 @@ void Hub::serve(Peer& peer) {
             status = handle(peer, **message);
         }
     }
-    if (!status && status.error().kind == ErrorKind::corrupt) { count_refusal("broken message"); }
+    if (!status && status.error().kind == ErrorKind::corrupt) { refusals_.count("broken message"); }
     if (!status) { drop(peer, status.error()); }
 }
 
 void Hub::drop(Peer& peer, const Error& error) {
     if (std::exchange(peer.gone, true)) { return; }
-    if (error.kind == ErrorKind::disconnected) {
-        log_info("{}", error.message);
+    if (peer.role == fb::Role::none) {
+        refusals_.say("strangers", error.message);
     } else {
-        log_warn("{}", error.message);
+        log_line(error.kind == ErrorKind::disconnected ? LogLevel::info : LogLevel::warn, error.message);
     }
     tokens_.remove(peer.https_token);
     if (peer.role == fb::Role::worker) {
@@ -427,7 +444,7 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
         access_.admit(peer.link->peer()->hex(), hello.token, hello.role,
                       hello.role == fb::Role::worker ? hello.name : hello.process, std::time(nullptr));
     if (!let_in) {
-        count_refusal("credentials");
+        refusals_.count("credentials");
         net::refuse(*peer.link, let_in.error().kind, let_in.error().message);
         return fail(let_in.error().kind, "{}: refused: {}", peer.from, let_in.error().message);
     }
@@ -436,7 +453,7 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
     const bool twice = std::ranges::any_of(
         peers_, [&](const auto& other) { return other.get() != &peer && !other->gone && other->id == peer.id; });
     if (twice) {
-        count_refusal("the same key twice");
+        refusals_.count("the same key twice");
         // Perhaps its old connection is dead and nobody has noticed yet: it will be let in when that one is given up.
         net::refuse(*peer.link, ErrorKind::overloaded, "another process with the same key is connected");
         peer.id.clear();
@@ -446,7 +463,7 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
         return std::ranges::find(hello.features, feature) == hello.features.end();
     });
     if (hello.role == fb::Role::worker && lacks) {
-        count_refusal("too old a release");
+        refusals_.count("too old a release");
         net::refuse(*peer.link, ErrorKind::unsupported, "this worker is too old; give it the hub's release");
         return fail(ErrorKind::unsupported, "{}: refused, its release {} is too old", peer.from,
                     one_line(hello.release.substr(0, 64)));
@@ -845,7 +862,7 @@ void Hub::heartbeat() {
         const bool strange = peer->role == fb::Role::none;
         const Duration silent = now() - (strange ? peer->since : peer->heard);
         if (silent > (strange ? options_.limits.hello_time : options_.silence)) {
-            if (strange) { count_refusal("no hello in time"); }
+            if (strange) { refusals_.count("no hello in time"); }
             drop(*peer, {ErrorKind::timeout,
                          fmt::format("{}: silent for {:.0f} s, given up", peer->link->name(), to_seconds(silent))});
         } else if (!strange) {
@@ -961,10 +978,7 @@ std::string Hub::make_status() const {
                           {"by", event.by.empty() ? "hub" : event.by}});
     }
     json refused = json::object();
-    {
-        const std::lock_guard lock(refusals_mutex_);
-        for (const auto& [what, n] : refusals_) { refused[what] = n; }
-    }
+    for (const auto& [name, n] : refusals_.counts()) { refused[name] = n; }
     const std::uint64_t total = swarm_.total_slices();
     const std::uint64_t missing = swarm_.missing_slices();
     const model::MoeModel& model = manifest_.model;

@@ -20,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/refusals.h"
 #include "hub/access.h"
 #include "hub/admission.h"
 #include "hub/http.h"
@@ -104,8 +105,6 @@ class Hub {
     void accept();
     // Whether one more from that address may come; makes room among strangers.
     bool may_come(const std::string& from);
-    // What was turned away is counted under a name, for `linkcpp status`.
-    void count_refusal(const std::string& what);
     void serve(Peer& peer);
     Status handle(Peer& peer, wire::ControlT& message);
     Status welcome(Peer& peer, wire::fb::HelloT& hello);
@@ -181,8 +180,7 @@ class Hub {
         std::string by;  // the program that says so; empty: the hub
     };
     std::deque<Event> events_;
-    mutable std::mutex refusals_mutex_;  // guards refusals_
-    std::map<std::string, std::uint64_t> refusals_;
+    Refusals refusals_;
     std::set<std::string> computed_for_;  // programs, those that are gone, too
     bool dispute_failed_ = false;
     TimePoint started_;

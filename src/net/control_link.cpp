@@ -61,6 +61,17 @@ void refuse(Link& link, ErrorKind kind, std::string_view reason) {
     (void)send_message(link, std::move(refused));  // the link is given up either way
 }
 
+std::vector<std::unique_ptr<wire::fb::TurnedAwayT>> turned_away(const Refusals& refusals) {
+    std::vector<std::unique_ptr<wire::fb::TurnedAwayT>> entries;
+    for (const auto& [name, n] : refusals.counts()) {
+        auto entry = std::make_unique<wire::fb::TurnedAwayT>();
+        entry->name = name;
+        entry->n = n;
+        entries.push_back(std::move(entry));
+    }
+    return entries;
+}
+
 Error to_error(const wire::fb::RefusedT& refused, std::string_view peer) {
     const bool known = refused.kind >= static_cast<std::uint8_t>(ErrorKind::invalid) &&
                        refused.kind <= static_cast<std::uint8_t>(ErrorKind::failed);

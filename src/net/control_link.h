@@ -4,13 +4,18 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "base/error.h"
+#include "base/refusals.h"
 #include "net/join_line.h"
 #include "net/link.h"
 #include "wire/control.h"
 
 namespace linkcpp::net {
+
+// For the statistics that a process sends to its hub.
+std::vector<std::unique_ptr<wire::fb::TurnedAwayT>> turned_away(const Refusals& refusals);
 
 template <class Message>
 Status send_message(Link& link, Message message) {

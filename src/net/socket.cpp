@@ -204,6 +204,17 @@ Result<std::optional<Listener::Accepted>> Listener::accept() {
     }
 }
 
+std::string peer_name(int fd) {
+    sockaddr_storage address{};
+    socklen_t length = sizeof address;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) { return "an unknown address"; }
+    return name_of(address, length);
+}
+
+std::string_view host_of(std::string_view from) {
+    return from.substr(0, from.rfind(':'));
+}
+
 Result<UniqueFd> connect_tcp(const Address& address, Duration timeout) {
     LINKCPP_TRY(const AddressList list, resolve(address, 0));
     Error last{ErrorKind::failed, fmt::format("{}: no address", address.text())};

@@ -55,6 +55,11 @@ class Listener {
     std::filesystem::path unix_path_;
 };
 
+// Who is at the other end of a connected socket, as in Accepted::from.
+std::string peer_name(int fd);
+// "10.0.0.3:41234" → "10.0.0.3"
+std::string_view host_of(std::string_view from);
+
 // Waits at most `timeout` for the connection. Errors: not_found (no such host), disconnected (refused), timeout.
 Result<UniqueFd> connect_tcp(const Address& address, Duration timeout);
 Result<UniqueFd> connect_unix(const std::filesystem::path& path);

@@ -87,8 +87,9 @@ class Server::AtWork {
     Lock& lock_;
 };
 
-Server::Server(expert::Engine& engine)
+Server::Server(expert::Engine& engine, std::uint32_t max_frame)
     : engine_(engine),
+      max_frame_(max_frame),
       thread_([this](const std::stop_token& stop) { run(stop); }),
       pulse_thread_([this](const std::stop_token& stop) { pulse(stop); }) {}
 
@@ -146,7 +147,8 @@ void Server::work_one(Lock& lock) {
 void Server::adopt() {
     const std::lock_guard lock(inbox_mutex_);
     for (Client& client : inbox_) {
-        client.link->set_limit(wire::kMaxComputeBytes);
+        client.link->set_limit(max_frame_);
+        client.link->set_queue_limit(max_frame_);
         clients_.push_back(std::move(client));
     }
     inbox_.clear();

@@ -38,7 +38,8 @@ struct ServerStats {
 
 class Server {
   public:
-    explicit Server(expert::Engine& engine);
+    // `max_frame`: bytes of one request, and of what waits to be written on one link.
+    explicit Server(expert::Engine& engine, std::uint32_t max_frame = wire::kMaxComputeBytes);
     ~Server();
 
     // From any thread. The link has passed its hello; `alive` is set to false when the server has let it go.
@@ -87,6 +88,7 @@ class Server {
                             std::uint32_t compute_us);
 
     expert::Engine& engine_;
+    std::uint32_t max_frame_;
     ServerStats stats_;
     net::Wakeup wake_;
     net::Wakeup closed_;

@@ -62,7 +62,7 @@ Worker::Worker(WorkerOptions options, net::Identity identity, net::TlsContext tl
       engine_(std::move(engine)),
       loader_(*engine_, store_),
       prober_(*engine_, server_),
-      server_(*engine_) {}
+      server_(*engine_, options_.max_frame) {}
 
 Result<std::unique_ptr<Worker>> Worker::make(WorkerOptions options, net::Identity identity) {
     LINKCPP_TRY(const expert::Device device, find_device(options));
@@ -207,6 +207,12 @@ Status Worker::assign(const fb::AssignT& assign) {
 void Worker::set_coordinators(const fb::CoordinatorsT& coordinators) {
     std::map<std::string, Peer> peers;
     for (const auto& coordinator : coordinators.coordinators) {
+        if (peers.size() >= options_.max_programs) {
+            refusals_.note("too many programs",
+                           fmt::format("coordinator {}: not served, {} are already (join --max-programs)",
+                                       one_line(coordinator->id.substr(0, 12)), peers.size()));
+            continue;
+        }
         const auto known = peers_.find(coordinator->id);
         const bool is_same = known != peers_.end() && known->second.coordinator == *coordinator;
         peers.insert_or_assign(coordinator->id, is_same ? known->second
@@ -291,6 +297,7 @@ Status Worker::report(net::Link& hub, std::uint64_t sequence) {
     stats.refused = s.refused;
     stats.expired = s.expired;
     stats.stale = s.stale;
+    stats.turned_away = net::turned_away(refusals_);
     stats.resident_bytes = resident_bytes();
     return net::send_message(hub, stats);
 }

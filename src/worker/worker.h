@@ -17,6 +17,7 @@
 #include "base/backoff.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/refusals.h"
 #include "expert/engine.h"
 #include "net/control_link.h"
 #include "net/identity.h"
@@ -37,6 +38,8 @@ struct WorkerOptions {
     unsigned n_threads = 0;          // 0: all processors
     std::uint64_t memory_bytes = 0;  // for slices; 0: most of what is free
     std::filesystem::path store_dir;
+    std::size_t max_programs = 64;                     // that it keeps links to
+    std::uint32_t max_frame = wire::kMaxComputeBytes;  // see Server
 };
 
 class Worker {
@@ -86,7 +89,8 @@ class Worker {
     std::vector<std::uint32_t>
         epochs_;  // of the sets of slices of this model that it was told to hold, the latest last
     std::map<std::string, Peer> peers_;  // by coordinator id
-    std::uint64_t asked_ = 0;            // sequence of the hub's last question
+    Refusals refusals_;
+    std::uint64_t asked_ = 0;  // sequence of the hub's last question
 };
 
 }  // namespace linkcpp::worker

@@ -7,12 +7,13 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import stat
 import subprocess
 import time
 
 import models
-from case import PROMPT, SwarmTest, completion
+from case import PROMPT, SERVER_ARGUMENTS, SwarmTest, completion
 from server import Server, free_port
 from swarm import bin_dir, wait_for
 
@@ -259,3 +260,72 @@ class Strangers(SwarmTest):
         self.assertEqual(len(refused["workers"]), 3)
         self.assertIn("too many from one address", self.swarm.linkcpp("status").out().decode())
         self.assertEqual([w.poll() for w in workers], [None] * 3)
+
+    def https(self):
+        """A connection to the hub's HTTPS side, TLS and all."""
+        host, port = re.search("//([^:/]+):([0-9]+)/", self.swarm.line).groups()
+        https = re.search("https=([0-9]+)", self.swarm.line)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        connection = context.wrap_socket(
+            socket.create_connection((host, int(https.group(1) if https else int(port) + 1)), timeout=10))
+        self.addCleanup(connection.close)
+        return connection
+
+    def test_on_the_https_side_are_limited_in_number_and_time(self):
+        self.swarm.serve(models.path_of("Q8_0"), "--https-per-address", 4, "--hello-time", 1)
+        start = time.monotonic()
+        first = [self.https() for _ in range(4)]  # `linkcpp status` would be a fifth
+        with self.assertRaises(OSError):
+            self.https().do_handshake()
+        # They have had their time: who means it is let in.
+        while self.swarm.status() is None:
+            self.assertLess(time.monotonic() - start, 20)
+        self.assertGreater(time.monotonic() - start, 1)
+        for connection in first:
+            connection.settimeout(10)
+            self.assertEqual(connection.recv(1), b"")
+        self.assertGreaterEqual(self.swarm.status()["refused"]["HTTPS: too many from one address"], 1)
+        self.assertRegex(self.swarm.hub.err(), "HTTPS: 127.0.0.1: turned away, 4 connections .*--https-per-address")
+
+    def test_cannot_fill_the_log(self):
+        self.swarm.serve(models.path_of("Q8_0"))
+        host, port = re.search("//([^:/]+):([0-9]+)/", self.swarm.line).groups()
+        before = len(self.swarm.hub.err())
+        for _ in range(300):
+            with socket.create_connection((host, int(port))) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        for _ in range(50):
+            with self.https() as stranger:
+                stranger.sendall(b"GET /status HTTP/1.1\r\nConnection: close\r\n\r\n")
+                self.assertIn(b"401", stranger.recv(1000))
+        refused = self.swarm.status()["refused"]
+        self.assertEqual(refused["HTTPS: no valid token"], 50)
+        self.assertGreater(refused["broken message"], 100)
+        self.assertLess(len(self.swarm.hub.err()) - before, 2000)
+
+    def test_at_a_program_are_counted_too(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=1)
+        port, data = free_port(), free_port()
+        self.swarm.start_exec("llama-server", "-m", models.path_of("Q8_0"), "--port", port, *SERVER_ARGUMENTS,
+                              options=("--listen", f"127.0.0.1:{data}"), LINKCPP_MAX_CALLERS=2, LINKCPP_HELLO_TIME=0.5)
+        self.swarm.wait_status(lambda s: s["coordinators"], "the program")
+        idle = [socket.create_connection(("127.0.0.1", data)) for _ in range(6)]
+        self.addCleanup(lambda: [s.close() for s in idle])
+        def turned_away(status):
+            return status["coordinators"][0]["turned_away"]
+        status = self.swarm.wait_status(lambda s: "no hello in time" in turned_away(s), "the silent ones")
+        self.assertEqual(turned_away(status), {"too many strangers": 4, "no hello in time": 2})
+        self.assertIn("too many strangers", self.swarm.linkcpp("status").out().decode())
+
+    def test_programs_beyond_what_a_worker_serves_are_not_served(self):
+        self.swarm.serve(models.path_of("Q8_0"))
+        worker = self.swarm.join("small", "--max-programs", 1)
+        self.swarm.wait_covered()
+        first = self.server_on_swarm("Q8_0")
+        other = self.swarm.start_exec("llama-completion", *completion("Q8_0", n_tokens=4), LINKCPP_COVERAGE_WAIT=2)
+        self.assert_refused(other, "worker")
+        self.assertRegex(worker.err(), "not served, 1 are already .join --max-programs.")
+        self.assertEqual(self.swarm.status()["workers"][0]["turned_away"], {"too many programs": 1})
+        first.complete("And", 4)

@@ -1,0 +1,90 @@
+#include "hub/https_guests.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+#include <openssl/ssl.h>
+#include <sys/socket.h>
+
+#include "net/socket.h"
+
+namespace linkcpp::hub {
+
+HttpsGuests::HttpsGuests(std::size_t per_address, Duration hello_time, Refused refused)
+    : per_address_(per_address), hello_time_(hello_time), refused_(std::move(refused)) {}
+
+int HttpsGuests::ssl_index() {
+    static const int index = SSL_get_ex_new_index(0, nullptr, nullptr, nullptr, on_free);
+    return index;
+}
+
+int HttpsGuests::context_index() {
+    static const int index = SSL_CTX_get_ex_new_index(0, nullptr, nullptr, nullptr, nullptr);
+    return index;
+}
+
+void HttpsGuests::watch(SSL_CTX* context) {
+    ssl_index();
+    SSL_CTX_set_ex_data(context, context_index(), this);
+    SSL_CTX_set_info_callback(context, on_info);
+}
+
+void HttpsGuests::on_info(const SSL* connection, int where, int /*result*/) {
+    if ((where & SSL_CB_HANDSHAKE_START) == 0 || SSL_get_ex_data(connection, ssl_index()) != nullptr) { return; }
+    auto* guests = static_cast<HttpsGuests*>(SSL_CTX_get_ex_data(SSL_get_SSL_CTX(connection), context_index()));
+    guests->arrived(const_cast<SSL*>(connection));
+}
+
+void HttpsGuests::on_free(void* /*parent*/, void* guest, CRYPTO_EX_DATA* /*data*/, int /*index*/, long /*argl*/,
+                          void* /*argp*/) {
+    if (guest == nullptr) { return; }  // of another context
+    const auto& left = *static_cast<Guest*>(guest);
+    left.owner->left(left);
+}
+
+void HttpsGuests::arrived(SSL* connection) {
+    const int fd = SSL_get_fd(connection);
+    const std::string name = net::peer_name(fd);
+    const std::string from(net::host_of(name));
+    const TimePoint now = std::chrono::steady_clock::now();
+    std::string why;
+    {
+        const std::lock_guard lock(mutex_);
+        std::size_t n_here = 0;
+        for (const Guest& guest : guests_) {
+            n_here += guest.from == from ? 1 : 0;
+            // Its thread reads an end, and lets it go.
+            if (!guest.let_in && now - guest.since > hello_time_) { ::shutdown(guest.fd, SHUT_RDWR); }
+        }
+        if (n_here < per_address_) {
+            Guest& guest = guests_.emplace_back(Guest{this, from, fd, now});
+            guest.self = std::prev(guests_.end());
+            SSL_set_ex_data(connection, ssl_index(), &guest);
+            return;
+        }
+        ::shutdown(fd, SHUT_RDWR);
+        why = fmt::format(
+            "HTTPS: {}: turned away, {} connections are open from there already (serve --https-per-address)", from,
+            n_here);
+    }
+    refused_("HTTPS: too many from one address", why);
+}
+
+void HttpsGuests::left(const Guest& guest) {
+    const std::lock_guard lock(mutex_);
+    guests_.erase(guest.self);
+}
+
+void HttpsGuests::let_in(const SSL* connection) {
+    auto* guest = static_cast<Guest*>(SSL_get_ex_data(connection, ssl_index()));
+    const std::lock_guard lock(mutex_);
+    if (guest != nullptr) { guest->let_in = true; }
+}
+
+std::size_t HttpsGuests::size() const {
+    const std::lock_guard lock(mutex_);
+    return guests_.size();
+}
+
+}  // namespace linkcpp::hub

@@ -1,0 +1,56 @@
+// Who is connected to the HTTPS side: so many from one address and no more, and who has not shown a token in time gives
+// way to others. cpp-httplib tells nobody of its connections; OpenSSL does, when a handshake begins and when a
+// connection's TLS state is freed, which is before its socket is closed.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <string>
+
+#include <openssl/types.h>
+
+#include "base/clock.h"
+
+namespace linkcpp::hub {
+
+// Thread-safe. Outlives the connections.
+class HttpsGuests {
+  public:
+    // `refused`: is told the name of the limit, and a line for the log.
+    using Refused = std::function<void(const std::string& name, const std::string& text)>;
+    HttpsGuests(std::size_t per_address, Duration hello_time, Refused refused);
+
+    // From now on the connections of that context are counted.
+    void watch(SSL_CTX* context);
+    // It has shown a valid token.
+    void let_in(const SSL* connection);
+    std::size_t size() const;
+
+  private:
+    struct Guest {
+        HttpsGuests* owner;
+        std::string from;
+        int fd;
+        TimePoint since;
+        bool let_in = false;
+        std::list<Guest>::iterator self{};
+    };
+    // OpenSSL's callbacks.
+    static int ssl_index();
+    static int context_index();
+    static void on_info(const SSL* connection, int where, int result);
+    static void on_free(void* parent, void* guest, CRYPTO_EX_DATA* data, int index, long argl, void* argp);
+
+    void arrived(SSL* connection);
+    void left(const Guest& guest);
+
+    std::size_t per_address_;
+    Duration hello_time_;
+    Refused refused_;
+    mutable std::mutex mutex_;  // guards guests_
+    std::list<Guest> guests_;
+};
+
+}  // namespace linkcpp::hub
