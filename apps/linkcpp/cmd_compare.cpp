@@ -139,15 +139,15 @@ void print_entries(const std::vector<Entry>& entries, bool markdown, std::size_t
     }
 }
 
-// An error when two are different: like diff(1), for scripts.
-Status verdict_of(const std::vector<PairOf>& pairs) {
+// Empty when no two are different.
+std::string verdict_of(const std::vector<PairOf>& pairs) {
     const auto n = std::ranges::count(pairs, trust::Verdict::different,
                                       [](const PairOf& pair) { return pair.comparison.verdict; });
     if (n == 0) { return {}; }
-    return fail(ErrorKind::failed, "{} of {} different", n, counted(pairs.size(), "pair"));
+    return fmt::format("{} of {} different", n, counted(pairs.size(), "pair"));
 }
 
-Status compare(const CompareArguments& options) {
+Result<std::string> compare(const CompareArguments& options) {
     std::vector<Entry> entries;
     const auto stem_of = [](const std::string& file) { return std::filesystem::path(file).stem().string(); };
     for (const std::string& file : options.files) {
@@ -192,7 +192,8 @@ void add_compare(CLI::App& app) {
     auto* json = command->add_flag("--json", options->json, "Machine-readable, with every part");
     command->add_flag("--markdown", options->markdown, "As tables of Markdown")->excludes(json);
     command->footer(
-        "Exit status 1 when two are different. Each of two may be off by its tolerance, so their difference has more "
+        "Exit status 1 when two are different, 2 when they cannot be compared. Each of two may be off by its "
+        "tolerance, so their difference has more "
         "room\n"
         "than `linkcpp verify` gives to one.\n"
         "The figures are of all weighted sums as one vector; the verdict is about every row of every part, of which "
@@ -201,7 +202,7 @@ void add_compare(CLI::App& app) {
         "the\n"
         "row's root mean square (tolerance).\n"
         "Example: linkcpp compare truth.gguf cpu.gguf phone.gguf");
-    run_or_exit(command, [options] { return compare(*options); });
+    judge_or_exit(command, [options] { return compare(*options); });
 }
 
 }  // namespace linkcpp::cli

@@ -28,7 +28,7 @@ struct DrainArguments {
 // Waits until the worker has nothing left. Errors: not_found (it has gone), failed (others have no room for the rest).
 Status await_empty(const net::JoinLine& hub, const std::string& name) {
     constexpr Duration kSayEvery = 2s;
-    constexpr Duration kStalled = 30s;
+    constexpr Duration kStalled = 10s;
     TimePoint next_line = std::chrono::steady_clock::now() + kSayEvery;
     TimePoint progressed = std::chrono::steady_clock::now();
     std::uint64_t least = ~0ull;
@@ -36,9 +36,12 @@ Status await_empty(const net::JoinLine& hub, const std::string& name) {
         LINKCPP_TRY(const nlohmann::json status, fetch_status(hub));
         std::uint64_t left = 0;
         bool found = false;
+        bool others = false;
         bool others_busy = false;
         for (const auto& worker : status["workers"]) {
             const auto state = worker["state"].get<std::string>();
+            others = others || (worker["name"] != name && state != "gone" && state != "quarantined" &&
+                                state != "draining" && state != "drained");
             others_busy = others_busy || state == "loading" || state == "probing" || state == "waiting";
             if (worker["name"] != name || (state != "draining" && state != "drained")) { continue; }
             found = true;
@@ -49,14 +52,15 @@ Status await_empty(const net::JoinLine& hub, const std::string& name) {
         const TimePoint now = std::chrono::steady_clock::now();
         if (left < least || others_busy) { progressed = now; }
         least = std::min(least, left);
-        if (now - progressed > kStalled) {
+        if (!others || now - progressed > kStalled) {
             return fail(ErrorKind::failed,
                         "{} still holds {} that no other worker has room for; add workers or give them more memory "
                         "(join --memory). It keeps these and gets no others; `linkcpp drain --back {}` ends that",
                         name, counted(left, "slice"), name);
         }
         if (now >= next_line) {
-            log_info("{} still holds {} that others are loading", name, counted(left, "slice"));
+            log_info("{} still holds {} that {}", name, counted(left, "slice"),
+                     others_busy ? "others are loading" : "no other worker has taken yet");
             next_line = now + kSayEvery;
         }
         std::this_thread::sleep_for(100ms);

@@ -427,6 +427,15 @@ Status serve(const ServeArguments& options) {
         if (options.n_local_workers == 0) { return run_hub(options); }
     }
     set_log_name("serve");
+    // All of these come from one address.
+    const std::size_t n_own = options.n_local_workers + (options.hub_only ? 0u : 1u);
+    if (const std::size_t least = std::min(options.limits.peers, options.limits.per_address); least < n_own) {
+        return fail(
+            ErrorKind::invalid,
+            "--max-peers and --max-per-address: expected at least {}, which is what this command starts itself, "
+            "got {}",
+            n_own, least);
+    }
     LINKCPP_CHECK(check(PluginOptions{.mode = options.mode, .rows = options.rows, .audit = options.audit}));
     LINKCPP_TRY(const std::uint64_t worker_memory, memory_of_local_worker(options));
     LINKCPP_TRY(net::Address listen, hub_address(options));
@@ -467,7 +476,7 @@ void add_serve(CLI::App& app) {
         ->check(CLI::IsMember({"f32", "f16"}));
     command->add_option("--audit", options->audit, "Share of the pairs that is checked, see `linkcpp exec --help`");
     command->add_option("--probe-every", options->probe_every, "Seconds after which a worker is probed again")
-        ->check(CLI::Range(0.1, 1e6))
+        ->check(is_between(0.1, 1e6))
         ->capture_default_str();
     command->add_flag("--no-local-experts", options->no_local_experts, "llama-server computes no expert itself");
     const std::string limits = "Limits against strangers";
@@ -482,7 +491,7 @@ void add_serve(CLI::App& app) {
         added->group(limits);
     }
     command->add_option("--hello-time", options->hello_time, "Seconds until a stranger must have said who it is")
-        ->check(CLI::Range(0.1, 3600.0))
+        ->check(is_between(0.1, 3600))
         ->capture_default_str()
         ->group(limits);
     command->add_option("ARGS", options->server_arguments, "Arguments for llama-server, behind --");

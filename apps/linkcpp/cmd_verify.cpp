@@ -178,7 +178,7 @@ void print(const Verified& verified) {
     }
 }
 
-Status verify(const VerifyArguments& options) {
+Result<std::string> verify(const VerifyArguments& options) {
     LINKCPP_TRY(const trust::ShardFile shard, trust::open_shard(options.shard, options.layer));
     StopOnSignal stop;
     LINKCPP_TRY(const Scratch scratch, Scratch::make());
@@ -213,8 +213,8 @@ Status verify(const VerifyArguments& options) {
         }
     }
     if (options.json) { print_json(list); }
-    if (n_refused == 0) { return {}; }
-    return fail(ErrorKind::failed, "{} of {} may not serve", n_refused, counted(wanted.size(), "device"));
+    if (n_refused == 0) { return ""; }
+    return fmt::format("{} of {} may not serve", n_refused, counted(wanted.size(), "device"));
 }
 
 }  // namespace
@@ -238,9 +238,9 @@ void add_verify(CLI::App& app) {
         ->check(CLI::Range(1u, kMaxThreads));
     command->add_flag("--json", options->json, "Machine-readable");
     command->footer(
-        "Exit status 1 when a device may not serve.\n"
+        "Exit status 1 when a device may not serve, 2 when that could not be found out.\n"
         "Example: linkcpp verify --shard part.gguf");
-    run_or_exit(command, [options] { return verify(*options); });
+    judge_or_exit(command, [options] { return verify(*options); });
 }
 
 }  // namespace linkcpp::cli

@@ -32,10 +32,16 @@ void add_verify(CLI::App& app);
 
 // For options of 64 bits: CLI11 takes -1 for the largest number.
 CLI::Validator is_number();
+// For options of fractions; CLI11's own range has NaN in it.
+CLI::Validator is_between(double least, double most);
 // For options in bytes: turns "32M" into a number of them.
 CLI::Validator is_size();
 
 // Runs `work` when `command` is given. An error is one line on standard error, and exit status 1.
 void run_or_exit(CLI::App* command, std::function<Status()> work);
+
+// The same for what gives a verdict, like diff(1): 0 when `work` gives an empty text, 1 when it gives another, which is
+// said on standard error, 2 when it could not be done.
+void judge_or_exit(CLI::App* command, std::function<Result<std::string>()> work);
 
 }  // namespace linkcpp::cli

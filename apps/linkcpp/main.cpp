@@ -26,6 +26,16 @@ void print_error(std::string_view message) {
     std::fprintf(stderr, "linkcpp: error: %s\n", one_line(message).c_str());
 }
 
+[[noreturn]] void exit_with(int status, std::string_view error) {
+    print_error(error);
+    throw CLI::RuntimeError(status);
+}
+
+// What was printed is where it belongs.
+void end_output() {
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) { exit_with(1, "the output could not be written"); }
+}
+
 }  // namespace
 
 CLI::Validator is_number() {
@@ -48,16 +58,29 @@ CLI::Validator is_size() {
     return {check, "SIZE"};
 }
 
+CLI::Validator is_between(double least, double most) {
+    const auto check = [least, most](const std::string& text) -> std::string {
+        double number = 0;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+        const bool good = error == std::errc{} && end == text.data() + text.size() && number >= least && number <= most;
+        return good ? "" : fmt::format("expected a number from {} to {}, got '{}'", least, most, text);
+    };
+    return {check, "NUMBER"};
+}
+
 void run_or_exit(CLI::App* command, std::function<Status()> work) {
     command->callback([work = std::move(work)] {
-        if (const Status status = work(); !status) {
-            print_error(status.error().message);
-            throw CLI::RuntimeError(1);
-        }
-        if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-            print_error("the output could not be written");
-            throw CLI::RuntimeError(1);
-        }
+        if (const Status status = work(); !status) { exit_with(1, status.error().message); }
+        end_output();
+    });
+}
+
+void judge_or_exit(CLI::App* command, std::function<Result<std::string>()> work) {
+    command->callback([work = std::move(work)] {
+        const Result<std::string> verdict = work();
+        if (!verdict) { exit_with(2, verdict.error().message); }
+        end_output();
+        if (!verdict->empty()) { exit_with(1, *verdict); }
     });
 }
 

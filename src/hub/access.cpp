@@ -150,7 +150,10 @@ Status Access::admit(const std::string& key, std::string_view token, fb::Role ro
     member.seen = now;
     if (own || by_token) { member.token = own ? "" : found->name; }
     changed_ = changed_ || member.role != before.role || member.name != before.name || member.token != before.token;
-    const auto is_program = [](const auto& entry) { return entry.second.role == fb::Role::coordinator; };
+    // That a key was revoked is never forgotten.
+    const auto is_program = [](const auto& entry) {
+        return entry.second.role == fb::Role::coordinator && !entry.second.revoked;
+    };
     if (std::ranges::count_if(members_, is_program) > static_cast<std::ptrdiff_t>(kMaxPrograms)) {
         const auto oldest = std::ranges::min_element(members_, {}, [&](const auto& entry) {
             return is_program(entry) && entry.first != key ? entry.second.seen : now + 1;
@@ -200,6 +203,9 @@ Result<JoinToken> Access::revoke(std::string_view name) {
     LINKCPP_TRY(const auto found, locate(name));
     JoinToken token = std::move(*found);
     tokens_.erase(found);
+    for (auto& [key, member] : members_) {
+        if (member.token == token.name) { member.token.clear(); }  // another of that name has not let them in
+    }
     changed_ = true;
     return token;
 }
@@ -217,7 +223,7 @@ Result<std::string> Access::set_revoked(std::string_view member, bool revoked) {
                 find_worker(
                     member, members_,
                     [revoked](const Member& each) { return each.revoked != revoked ? each.name : std::string(); },
-                    revoked ? "is let in" : "was revoked"));
+                    "worker or program", revoked ? "is let in" : "was revoked"));
     members_[key].revoked = revoked;
     changed_ = true;
     return key;

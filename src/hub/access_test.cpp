@@ -115,6 +115,12 @@ TEST_F(AccessTest, names_are_names) {
     }
     EXPECT_FALSE(access_.make(std::string(65, 'a'), Admits::workers, 0, kNow));
     EXPECT_FALSE(access_.make(Access::kDefault, Admits::workers, 0, kNow)) << "it is taken";
+    ASSERT_TRUE(access_.make("again", Admits::workers, 0, kNow));
+    ASSERT_TRUE(admit("a", access_.find("again")->secret));
+    EXPECT_EQ(access_.members_of("again").size(), 1u);
+    ASSERT_TRUE(access_.revoke("again"));
+    ASSERT_TRUE(access_.make("again", Admits::workers, 0, kNow));
+    EXPECT_TRUE(access_.members_of("again").empty()) << "the first of that name has let them in";
     EXPECT_EQ(access_.rotate("none", kNow).error().kind, ErrorKind::not_found);
     EXPECT_EQ(access_.revoke("none").error().kind, ErrorKind::not_found);
     EXPECT_FALSE(parse_admits("dogs"));
@@ -123,10 +129,13 @@ TEST_F(AccessTest, names_are_names) {
 TEST_F(AccessTest, of_programs_those_seen_last_are_remembered) {
     const JoinToken all = access_.make("all", Admits::all, 0, kNow).value();
     ASSERT_TRUE(admit("worker", all.secret));
+    ASSERT_TRUE(admit("thief", all.secret, fb::Role::coordinator));
+    ASSERT_TRUE(access_.set_revoked("thief", true));
     for (int i = 0; i < 1100; ++i) {
         ASSERT_TRUE(admit("program-" + std::to_string(i), all.secret, fb::Role::coordinator, kNow + 1 + i));
     }
-    EXPECT_EQ(access_.members().size(), 1001u);
+    EXPECT_EQ(access_.members().size(), 1002u);
+    EXPECT_FALSE(admit("thief", all.secret, fb::Role::coordinator)) << "that it was revoked is not forgotten";
     EXPECT_TRUE(access_.members().contains("worker"));
     EXPECT_FALSE(access_.members().contains("program-0"));
     EXPECT_TRUE(access_.members().contains("program-1099"));

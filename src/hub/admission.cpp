@@ -303,7 +303,7 @@ Result<std::string> Admission::clear(std::string_view worker, std::int64_t wall)
                                           [](const TrustRecord& record) {
                                               return record.trust == Trust::quarantined ? record.name : std::string();
                                           },
-                                          "is in quarantine"));
+                                          "worker", "is in quarantine"));
     TrustRecord& record = records_[id];
     record.trust = Trust::unproven;
     record.since = wall;

@@ -143,7 +143,9 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
                    sent += response.body.empty() ? 0 : 1;
                });
     const auto operate = [run = source.operate](Command command) {
-        return [run, command](const httplib::Request& request, httplib::Response& response) {
+        // What is wanted stands in the address: a body is not waited for.
+        return [run, command](const httplib::Request& request, httplib::Response& response,
+                              const httplib::ContentReader& /*body*/) {
             Arguments arguments;
             for (const auto& [name, value] : request.params) { arguments[name] = value; }
             const Result<std::string> done = run(command, arguments);

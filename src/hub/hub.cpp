@@ -32,7 +32,8 @@ constexpr Duration kAcceptPause = 1s;
 constexpr Duration kCallWait = 5s;
 constexpr std::size_t kMaxHelloText = 120;
 constexpr const char* kAccessFile = "access.json";
-constexpr std::int64_t kLongest = 100ll * 365 * 24 * 3600;  // of a token, in seconds
+constexpr std::int64_t kSecondsPerDay = 24 * 3600;
+constexpr std::int64_t kLongest = 36'500 * kSecondsPerDay;  // of a token
 constexpr const char* kTrustFile = "trust.json";
 constexpr std::size_t kMaxEvents = 200;
 constexpr std::size_t kMaxEventText = 240;
@@ -769,8 +770,9 @@ Result<std::string> Hub::make_token(const Arguments& arguments) {
     std::int64_t lifetime = -1;
     const auto [end, error] = std::from_chars(seconds.data(), seconds.data() + seconds.size(), lifetime);
     if (error != std::errc{} || end != seconds.data() + seconds.size() || lifetime < 0 || lifetime > kLongest) {
-        return fail(ErrorKind::invalid, "seconds: expected a number from 0 (it never ends) to {}, got '{}'", kLongest,
-                    one_line(seconds.substr(0, kMaxHelloText)));
+        return fail(ErrorKind::invalid,
+                    "a token ends after at most {} days, or never (0 seconds), not after '{}' seconds",
+                    kLongest / kSecondsPerDay, one_line(seconds.substr(0, kMaxHelloText)));
     }
     LINKCPP_TRY(const JoinToken token, access_.make(argument("name"), admits, lifetime == 0 ? 0 : now + lifetime, now));
     tokens_.add(token.secret);
@@ -791,10 +793,10 @@ Result<std::string> Hub::rotate_token(const std::string& name) {
 }
 
 Result<std::string> Hub::revoke_token(const std::string& name, bool members) {
-    LINKCPP_TRY(const JoinToken token, access_.revoke(name));
-    tokens_.remove(token.secret);
     std::vector<std::string> keys;
     if (members) { keys = access_.members_of(name); }
+    LINKCPP_TRY(const JoinToken token, access_.revoke(name));
+    tokens_.remove(token.secret);
     for (const std::string& key : keys) {
         LINKCPP_CHECK(access_.set_revoked(key, true));
         shut_out(key);
@@ -847,7 +849,8 @@ Result<std::string> Hub::drain(const std::string& worker, bool drained) {
     LINKCPP_TRY(const std::string id, swarm_.find(worker));
     const std::string name = swarm_.workers().at(id).hello.name;
     if (!swarm_.set_drained(id, drained, now())) {
-        return fail(ErrorKind::invalid, "worker {} is {}", name, drained ? "being drained already" : "not drained");
+        if (drained) { return name; }  // whoever asks again wants to know when it is empty
+        return fail(ErrorKind::invalid, "worker {} is not drained", name);
     }
     log_info("worker {} {}", name, drained ? "gives its slices to others" : "gets slices again");
     note_event(id, drained ? "is being drained" : "gets slices again");

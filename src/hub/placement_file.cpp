@@ -12,6 +12,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = 64u << 20;
+constexpr std::size_t kMaxNameBytes = 120;
 
 // {"0": "0-31,40", …}: layer number → experts
 json to_json(const model::MoeModel& model, const plan::Holdings& holdings) {
@@ -64,7 +65,8 @@ Result<std::vector<RememberedWorker>> read_placement(const std::filesystem::path
         for (const json& entry : file.at("workers")) {
             auto share = from_json(model, entry.at("slices"));
             if (!share) { return damaged(); }
-            workers.push_back({entry.at("worker").get<std::string>(), entry.at("name").get<std::string>(),
+            workers.push_back({entry.at("worker").get<std::string>(),
+                               one_line(entry.at("name").get<std::string>().substr(0, kMaxNameBytes)),
                                entry.at("memory_bytes").get<std::uint64_t>(), entry.at("drained").get<bool>(),
                                *std::move(share)});
         }

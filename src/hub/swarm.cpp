@@ -155,7 +155,8 @@ bool Swarm::set_drained(const std::string& id, bool drained, TimePoint now) {
 }
 
 Result<std::string> Swarm::find(std::string_view worker) const {
-    return find_worker(worker, workers_, [](const WorkerRecord& record) { return record.hello.name; }, "has joined");
+    return find_worker(
+        worker, workers_, [](const WorkerRecord& record) { return record.hello.name; }, "worker", "has joined");
 }
 
 void Swarm::reported(const std::string& id, const fb::StatsT& stats, TimePoint now) {

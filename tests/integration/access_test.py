@@ -23,6 +23,12 @@ class Access(SwarmTest):
                                    "-X", method, "-H", f"Authorization: Bearer {token}", https["url"] + path],
                                   capture_output=True, text=True, timeout=20).stdout)
 
+    def https_raw(self, request):
+        """The first bytes of the answer."""
+        with self.swarm.https() as connection:
+            connection.sendall(request.encode())
+            return connection.recv(1000)
+
     def test_a_token_is_rotated_and_nothing_stops(self):
         self.swarm.serve(models.path_of("Q8_0"))
         one = self.swarm.join("one")
@@ -112,9 +118,16 @@ class Access(SwarmTest):
             self.assertEqual(self.run_json("token", "revoke", "short", "--members"), {"name": "short", "revoked_members": 1})
             self.assertEqual([w["name"] for w in self.swarm.status()["workers"]], ["local-1"])
         for arguments in (("token", "rotate", "none"), ("token", "revoke", "none"), ("token", "new", "workers"), ("token", "new", "a b"),
-                          ("token", "new", "x", "--ends-in", "soon"), ("revoke", "nobody")):
+                          ("token", "new", "x", "--ends-in", "soon"), ("token", "new", "x", "--ends-in", "100000d"), ("revoke", "nobody")):
             with self.subTest(arguments=arguments):
                 self.assert_refused(self.swarm.linkcpp(*arguments))
+        with self.subTest("a name that is used again"):
+            again = self.run_json("token", "new", "again")["line"]
+            self.swarm.join("of-the-first", line=again)
+            self.swarm.wait_status(lambda s: len(s["workers"]) == 2, "it")
+            self.run_json("token", "revoke", "again")
+            self.assertEqual(self.run_json("token", "new", "again")["members"], 0)
+            self.assertEqual(self.run_json("token", "revoke", "again", "--members"), {"name": "again", "revoked_members": 0})
 
     def test_only_the_operator_changes_anything_and_secrets_are_nobody_else_s(self):
         self.swarm.serve(models.path_of("Q8_0"), workers=1)
@@ -122,6 +135,12 @@ class Access(SwarmTest):
                              ("DELETE", "/token?name=workers"), ("DELETE", "/member?member=local-1"), ("PUT", "/drain?worker=local-1")):
             with self.subTest(method=method, path=path):
                 self.assertEqual(self.http_status(self.swarm.line, path, method), 403)
+        with self.subTest("at once, without a body"):
+            token = next(self.swarm.home.rglob("*.operator")).read_text().strip()
+            start = time.monotonic()
+            self.assertIn(b"200 OK", self.https_raw(f"PUT /drain?worker=local-1 HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\r\n"))
+            self.assertIn(b"404", self.https_raw(f"DELETE /member?member=x HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\r\n"))
+            self.assertLess(time.monotonic() - start, 2)
         file = next(self.swarm.home.rglob("access.json"))
         self.assertEqual(stat.S_IMODE(os.stat(file).st_mode), 0o600)
         secrets = [t["secret"] for t in json.loads(file.read_text())["tokens"]]

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import socket
-import ssl
 import stat
 import subprocess
 import time
@@ -262,14 +261,7 @@ class Strangers(SwarmTest):
         self.assertEqual([w.poll() for w in workers], [None] * 3)
 
     def https(self):
-        """A connection to the hub's HTTPS side, TLS and all."""
-        host, port = re.search("//([^:/]+):([0-9]+)/", self.swarm.line).groups()
-        https = re.search("https=([0-9]+)", self.swarm.line)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        connection = context.wrap_socket(
-            socket.create_connection((host, int(https.group(1) if https else int(port) + 1)), timeout=10))
+        connection = self.swarm.https()
         self.addCleanup(connection.close)
         return connection
 

@@ -11,6 +11,8 @@ import os
 import re
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -244,6 +246,16 @@ class Swarm:
         if made.poll() != 0:
             raise RuntimeError(made.err())
         return json.loads(made.out())["line"]
+
+    def https(self):
+        """A connection to the hub's HTTPS side, TLS and all; whose key it is is not looked at."""
+        host, port = re.search("//([^:/]+):([0-9]+)/", self.line).groups()
+        https = re.search("https=([0-9]+)", self.line)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        raw = socket.create_connection((host, int(https.group(1) if https else int(port) + 1)), timeout=10)
+        return context.wrap_socket(raw)
 
     # ---- what the hub says
 
