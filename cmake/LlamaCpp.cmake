@@ -24,6 +24,10 @@ if(LINKCPP_LLAMA_CPP)
   list(APPEND llama_cpp_command --checkout ${LINKCPP_LLAMA_CPP})
 endif()
 
+if(LINKCPP_SANITIZE AND NOT LINKCPP_FUZZ) # a fuzz target is one of clang's, of our code alone
+  list(APPEND llama_cpp_command --sanitize ${LINKCPP_SANITIZE})
+endif()
+
 # Minutes the first time, milliseconds afterwards; its progress goes to the terminal.
 execute_process(COMMAND ${llama_cpp_command} OUTPUT_VARIABLE llama_cpp OUTPUT_STRIP_TRAILING_WHITESPACE
                 RESULT_VARIABLE llama_cpp_result)

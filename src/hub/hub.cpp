@@ -2,13 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <ctime>
-#include <future>
 #include <random>
 
 #include <poll.h>
-#include <nlohmann/json.hpp>
 
 #include "base/file.h"
 #include "base/log.h"
@@ -17,6 +14,7 @@
 #include "base/units.h"
 #include "hub/find_worker.h"
 #include "hub/placement_file.h"
+#include "hub/text.h"
 #include "hub/trust_file.h"
 
 namespace linkcpp::hub {
@@ -24,21 +22,14 @@ namespace {
 
 using namespace std::chrono_literals;
 namespace fb = wire::fb;
-using nlohmann::json;
 
 constexpr std::size_t kTokenBytes = 16;
-constexpr Duration kStatusWait = 300ms;
 constexpr Duration kAcceptPause = 1s;
-constexpr Duration kCallWait = 5s;
-constexpr std::size_t kMaxHelloText = 120;
 constexpr const char* kAccessFile = "access.json";
-constexpr std::int64_t kSecondsPerDay = 24 * 3600;
-constexpr std::int64_t kLongest = 36'500 * kSecondsPerDay;  // of a token
 constexpr const char* kTrustFile = "trust.json";
 constexpr std::size_t kMaxEvents = 200;
 constexpr std::size_t kMaxEventText = 240;
 constexpr std::size_t kMaxRecords = 10'000;
-constexpr std::size_t kMaxNames = 32;
 // Without these a worker cannot be watched.
 constexpr std::array kNeededFeatures{"probe", "pulse"};
 
@@ -46,127 +37,9 @@ TimePoint now() {
     return std::chrono::steady_clock::now();
 }
 
-json turned_away_json(const fb::StatsT& stats) {
-    json counts = json::object();
-    for (const auto& entry : stats.turned_away) {
-        if (entry == nullptr || counts.size() >= kMaxNames) { continue; }
-        counts[one_line(entry->name.substr(0, kMaxHelloText))] = entry->n;
-    }
-    return counts;
-}
-
-json stats_json(const fb::StatsT& stats) {
-    return {{"requests", stats.requests},
-            {"pairs", stats.pairs},
-            {"rows", stats.rows},
-            {"busy_us", stats.busy_us},
-            {"bytes_in", stats.bytes_in},
-            {"bytes_out", stats.bytes_out},
-            {"refused", stats.refused},
-            {"resident_bytes", stats.resident_bytes},
-            {"expired", stats.expired},
-            {"stale", stats.stale},
-            {"turned_away", turned_away_json(stats)}};
-}
-
 std::uint64_t random_seed() {
     std::random_device device;
     return std::uint64_t{device()} << 32 | device();
-}
-
-// "2026-11-30T10:24:21Z"; null for never.
-json time_json(std::int64_t seconds) {
-    if (seconds == 0) { return nullptr; }
-    const auto time = static_cast<std::time_t>(seconds);
-    std::tm parts{};
-    ::gmtime_r(&time, &parts);
-    std::array<char, 32> text{};
-    std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
-    return text.data();
-}
-
-std::string to_text(const json& value) {
-    return value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-// Empty when it was not given.
-std::string argument_of(const Arguments& arguments, const char* name) {
-    const auto found = arguments.find(name);
-    return found == arguments.end() ? std::string() : found->second;
-}
-
-json token_json(const JoinToken& token, const Access& access, const net::JoinLine& line) {
-    return {{"name", token.name},
-            {"for", to_string(token.admits)},
-            {"made", time_json(token.made)},
-            {"ends", time_json(token.ends)},
-            {"members", access.members_of(token.name).size()},
-            {"line", line.text()}};
-}
-
-json trust_json(const TrustRecord& record) {
-    return {{"state", to_string(record.trust)},
-            {"since", time_json(record.since)},
-            {"last_good", time_json(record.last_good)},
-            {"in_doubt_since", time_json(record.in_doubt_since)},
-            {"why", record.why},
-            {"probes", record.n_probes},
-            {"probed_slices", plan::count(record.probed)},
-            {"rounding", record.rounding},
-            {"worst_row",
-             {{"part", record.worst_part}, {"relative_l2", record.worst_l2}, {"tolerance", record.tolerance_l2}}},
-            {"driver", record.driver}};
-}
-
-json patience_json(const fb::StatsT& stats) {
-    if (stats.patience == nullptr) { return nullptr; }
-    return {{"hang_s", stats.patience->hang_ms / 1e3},
-            {"stuck_s", stats.patience->stuck_ms / 1e3},
-            {"late_s", stats.patience->late_ms / 1e3},
-            {"twice", stats.patience->twice}};
-}
-
-std::string_view to_text(fb::LinkCondition condition) {
-    switch (condition) {
-        case fb::LinkCondition::none: return "no link";
-        case fb::LinkCondition::good: return "good";
-        case fb::LinkCondition::late: return "late";
-        case fb::LinkCondition::resting: return "resting";
-        case fb::LinkCondition::distrusted: return "distrusted";
-    }
-    return "unknown";
-}
-
-json links_json(const fb::StatsT& stats) {
-    json links = json::array();
-    for (const auto& link : stats.links) {
-        if (link == nullptr) { continue; }
-        links.push_back({{"worker", link->worker},
-                         {"condition", to_text(link->condition)},
-                         {"wait_us", link->wait_us},
-                         {"faults",
-                          {{"dead", link->dead},
-                           {"hung", link->hung},
-                           {"stuck", link->stuck},
-                           {"corrupt", link->corrupt},
-                           {"refused", link->refused},
-                           {"moved", link->moved}}}});
-    }
-    return links;
-}
-
-std::string_view state_name(const WorkerRecord& worker, const Swarm& swarm) {
-    if (!worker.connected) { return "gone"; }
-    if (worker.quarantined) { return "quarantined"; }
-    if (worker.drained) { return plan::count(worker.assigned) == 0 ? "drained" : "draining"; }
-    if (worker.retry_at != TimePoint{}) { return "failed"; }
-    switch (worker.shard.state) {
-        case fb::ShardState::empty: return "waiting";
-        case fb::ShardState::loading: return "loading";
-        case fb::ShardState::ready: return plan::count(swarm.unproven(worker)) == 0 ? "ready" : "probing";
-        case fb::ShardState::failed: return "failed";
-    }
-    return "unknown";
 }
 
 }  // namespace
@@ -436,7 +309,7 @@ void Hub::note_unknown(const fb::StatsT& stats) {
 Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
     // For people's eyes and terminals only.
     for (std::string* text : {&hello.name, &hello.process, &hello.device, &hello.backend, &hello.release}) {
-        *text = one_line(text->substr(0, kMaxHelloText));
+        *text = one_line(text->substr(0, kMaxForeignText));
     }
     if (hello.role != fb::Role::worker && hello.role != fb::Role::coordinator) {
         return fail(ErrorKind::corrupt, "{}: unknown role", peer.from);
@@ -635,9 +508,8 @@ void Hub::quarantine(const std::string& worker, const std::string& why) {
         "worker {} computes wrong and is in quarantine: {}. Its work {}; `linkcpp clear {}` lets it be probed and "
         "serve again",
         record.name, why,
-        record.in_doubt_since == 0
-            ? "was never used"
-            : fmt::format("since {} is in doubt", time_json(record.in_doubt_since).get<std::string>()),
+        record.in_doubt_since == 0 ? "was never used"
+                                   : fmt::format("since {} is in doubt", time_text(record.in_doubt_since)),
         worker.substr(0, kShortId));
     note_event(worker, fmt::format("computes wrong, in quarantine: {}", why));
     tell_quarantined(worker);
@@ -711,34 +583,6 @@ void Hub::make_calls() {
     for (const auto& call : calls) { call(); }
 }
 
-Result<std::string> Hub::operate(Command command, const Arguments& arguments) {
-    const auto done = std::make_shared<std::promise<Result<std::string>>>();
-    auto result = done->get_future();
-    {
-        const std::lock_guard lock(calls_mutex_);
-        calls_.emplace_back([this, done, command, arguments] { done->set_value(run_command(command, arguments)); });
-    }
-    wake_.signal();
-    if (result.wait_for(kCallWait) != std::future_status::ready) { return fail(ErrorKind::timeout, "the hub is busy"); }
-    return result.get();
-}
-
-Result<std::string> Hub::run_command(Command command, const Arguments& arguments) {
-    const auto argument = [&](const char* name) { return argument_of(arguments, name); };
-    switch (command) {
-        case Command::clear: return clear(argument("worker"));
-        case Command::drain: return drain(argument("worker"), true);
-        case Command::undrain: return drain(argument("worker"), false);
-        case Command::list_tokens: return list_tokens();
-        case Command::make_token: return make_token(arguments);
-        case Command::rotate_token: return rotate_token(argument("name"));
-        case Command::revoke_token: return revoke_token(argument("name"), argument("members") == "yes");
-        case Command::revoke: return revoke(argument("member"), true);
-        case Command::unrevoke: return revoke(argument("member"), false);
-    }
-    return fail(ErrorKind::unsupported, "unknown command");
-}
-
 Status Hub::save_access() {
     if (!access_.take_changed()) { return {}; }
     const Status saved = access_.save(access_path_);
@@ -748,113 +592,11 @@ Status Hub::save_access() {
                 saved.error().message);
 }
 
-std::string Hub::list_tokens() const {
-    json tokens = json::array();
-    for (const JoinToken& token : access_.tokens()) {
-        json entry = token_json(token, access_, line_of(token));
-        entry["ended"] = token.has_ended(std::time(nullptr));
-        tokens.push_back(std::move(entry));
-    }
-    json revoked = json::array();
-    for (const auto& [key, member] : access_.members()) {
-        if (member.revoked) { revoked.push_back({{"key", key}, {"name", member.name}}); }
-    }
-    return to_text({{"tokens", tokens}, {"revoked", revoked}});
-}
-
-Result<std::string> Hub::make_token(const Arguments& arguments) {
-    const auto argument = [&](const char* name) { return argument_of(arguments, name); };
-    LINKCPP_TRY(const Admits admits, parse_admits(argument("for")));
-    const std::int64_t now = std::time(nullptr);
-    const std::string seconds = argument("seconds");
-    std::int64_t lifetime = -1;
-    const auto [end, error] = std::from_chars(seconds.data(), seconds.data() + seconds.size(), lifetime);
-    if (error != std::errc{} || end != seconds.data() + seconds.size() || lifetime < 0 || lifetime > kLongest) {
-        return fail(ErrorKind::invalid,
-                    "a token ends after at most {} days, or never (0 seconds), not after '{}' seconds",
-                    kLongest / kSecondsPerDay, one_line(seconds.substr(0, kMaxHelloText)));
-    }
-    LINKCPP_TRY(const JoinToken token, access_.make(argument("name"), admits, lifetime == 0 ? 0 : now + lifetime, now));
-    tokens_.add(token.secret);
-    LINKCPP_CHECK(save_access());
-    log_info("token {} lets in {} from now on", token.name, to_string(token.admits));
-    return to_text(token_json(token, access_, line_of(token)));
-}
-
-Result<std::string> Hub::rotate_token(const std::string& name) {
-    const JoinToken* before = access_.find(name);
-    const std::string old = before != nullptr ? before->secret : "";
-    LINKCPP_TRY(const JoinToken token, access_.rotate(name, std::time(nullptr)));
-    tokens_.remove(old);
-    tokens_.add(token.secret);
-    LINKCPP_CHECK(save_access());
-    log_info("token {} has a new secret; the old one lets nobody in any more", name);
-    return to_text(token_json(token, access_, line_of(token)));
-}
-
-Result<std::string> Hub::revoke_token(const std::string& name, bool members) {
-    std::vector<std::string> keys;
-    if (members) { keys = access_.members_of(name); }
-    LINKCPP_TRY(const JoinToken token, access_.revoke(name));
-    tokens_.remove(token.secret);
-    for (const std::string& key : keys) {
-        LINKCPP_CHECK(access_.set_revoked(key, true));
-        shut_out(key);
-    }
-    LINKCPP_CHECK(save_access());
-    log_info("token {} lets nobody in any more", name);
-    return json{{"name", name}, {"revoked_members", keys.size()}}.dump();
-}
-
-Result<std::string> Hub::revoke(const std::string& member, bool revoked) {
-    LINKCPP_TRY(const std::string key, access_.set_revoked(member, revoked));
-    if (revoked) {
-        shut_out(key);
-    } else {
-        log_info("{} ({}) may come in again", access_.members().at(key).name, key.substr(0, kShortId));
-    }
-    LINKCPP_CHECK(save_access());
-    return access_.members().at(key).name;
-}
-
-void Hub::shut_out(const std::string& key) {
-    log_info("{} ({}) is let in no more", access_.members().at(key).name, key.substr(0, kShortId));
-    for (const auto& peer : peers_) {
-        if (peer->id != key || peer->gone) { continue; }
-        net::refuse(*peer->link, ErrorKind::invalid, "this key was revoked by the hub's operator");
-        drop(*peer, {ErrorKind::failed, fmt::format("{}: revoked", peer->link->name())});
-        swarm_.said_goodbye(key, now());
-    }
-    send_coordinators();  // workers let go of a program that is out
-}
-
 void Hub::end_tokens() {
     const std::int64_t wall = std::time(nullptr);
     for (const JoinToken& token : access_.tokens()) {
         if (token.has_ended(wall)) { tokens_.remove(token.secret); }
     }
-}
-
-Result<std::string> Hub::clear(const std::string& worker) {
-    LINKCPP_TRY(const std::string id, admission_.clear(worker, std::time(nullptr)));
-    swarm_.set_quarantined(id, false, now());
-    save_trust();
-    const std::string& name = admission_.records().at(id).name;
-    log_info("worker {} is out of quarantine; it is probed before it serves", name);
-    note_event(id, "out of quarantine");
-    return name;
-}
-
-Result<std::string> Hub::drain(const std::string& worker, bool drained) {
-    LINKCPP_TRY(const std::string id, swarm_.find(worker));
-    const std::string name = swarm_.workers().at(id).hello.name;
-    if (!swarm_.set_drained(id, drained, now())) {
-        if (drained) { return name; }  // whoever asks again wants to know when it is empty
-        return fail(ErrorKind::invalid, "worker {} is not drained", name);
-    }
-    log_info("worker {} {}", name, drained ? "gives its slices to others" : "gets slices again");
-    note_event(id, drained ? "is being drained" : "gets slices again");
-    return name;
 }
 
 void Hub::heartbeat() {
@@ -873,148 +615,6 @@ void Hub::heartbeat() {
         }
     }
     std::erase_if(peers_, [](const auto& peer) { return peer->gone; });
-}
-
-std::string Hub::status_json() {
-    std::unique_lock lock(status_mutex_);
-    const std::uint64_t mine = ++status_wanted_;
-    wake_.signal();
-    status_ready_.wait_for(lock, 2 * kStatusWait, [&] { return status_done_ >= mine; });
-    return status_;
-}
-
-void Hub::answer_status() {
-    std::uint64_t wanted = 0;
-    {
-        const std::lock_guard lock(status_mutex_);
-        wanted = status_wanted_;
-        if (wanted == status_done_ && !status_.empty()) { return; }
-    }
-    if (status_asked_ < wanted && status_asked_ == 0) {
-        status_asked_ = wanted;
-        status_deadline_ = now() + kStatusWait;
-        for (const auto& peer : peers_) {
-            if (peer->role == fb::Role::none) { continue; }
-            fb::AskT ask;
-            ask.sequence = wanted;
-            send(*peer, ask);
-        }
-    }
-    const bool all = std::ranges::all_of(
-        peers_, [&](const auto& peer) { return peer->role == fb::Role::none || peer->answered >= status_asked_; });
-    if (!all && now() < status_deadline_) { return; }
-    std::string status = make_status();
-    {
-        const std::lock_guard lock(status_mutex_);
-        status_ = std::move(status);
-        status_done_ = status_asked_;
-    }
-    status_asked_ = 0;
-    status_ready_.notify_all();
-    wake_.signal();  // perhaps another question waits
-}
-
-std::string Hub::make_status() const {
-    std::map<std::string, AuditSum> audited = past_audits_;
-    for (const auto& peer : peers_) { add_audits(audited, peer->stats); }
-    json workers = json::array();
-    for (const auto& [id, worker] : swarm_.workers()) {
-        json entry = stats_json(worker.stats);
-        entry["id"] = id;
-        entry["name"] = worker.hello.name;
-        entry["device"] = worker.hello.device;
-        entry["backend"] = worker.hello.backend;
-        entry["boot_id"] = worker.hello.boot_id;
-        entry["threads"] = worker.hello.n_threads;
-        entry["memory_bytes"] = worker.hello.memory_bytes;
-        entry["state"] = state_name(worker, swarm_);
-        entry["slices"] = plan::count(worker.ready);
-        entry["bytes"] = plan::bytes_of(manifest_.model, worker.ready);
-        entry["assigned_slices"] = plan::count(worker.assigned);
-        entry["loading"] = {{"done_bytes", worker.shard.done_bytes}, {"total_bytes", worker.shard.total_bytes}};
-        entry["error"] = worker.shard.error;
-        entry["epoch"] = worker.epoch;
-        if (const auto record = admission_.records().find(id); record != admission_.records().end()) {
-            entry["trust"] = trust_json(record->second);
-        }
-        entry["audits"] = {{"pairs", audited[id].pairs}, {"wrong", audited[id].wrong}};
-        workers.push_back(std::move(entry));
-    }
-    std::stable_sort(workers.begin(), workers.end(), [](const json& a, const json& b) {
-        return a["name"].get<std::string>() < b["name"].get<std::string>();
-    });
-    json coordinators = json::array();
-    for (const auto& peer : peers_) {
-        if (peer->role != fb::Role::coordinator) { continue; }
-        json entry = stats_json(peer->stats);
-        entry["id"] = peer->id;
-        entry["process"] = peer->hello.process;
-        entry["layers"] = peer->stats.layers;
-        entry["local_pairs"] = peer->stats.local_pairs;
-        entry["retries"] = peer->stats.retries;
-        entry["failures"] = peer->stats.failures;
-        entry["products"] = peer->stats.products;
-        std::uint64_t n_audited = 0;
-        for (const auto& audits : peer->stats.audits) { n_audited += audits->pairs; }
-        entry["audits"] = {{"pairs", n_audited}, {"unchecked", peer->stats.unchecked}};
-        entry["late"] = peer->stats.late;
-        entry["twice"] = {{"requests", peer->stats.twice}, {"other_first", peer->stats.twice_first}};
-        entry["patience"] = patience_json(peer->stats);
-        entry["links"] = links_json(peer->stats);
-        coordinators.push_back(std::move(entry));
-    }
-    json unknown = json::array();
-    for (const auto& [layer, nodes] : unknown_layers_) { unknown.push_back({{"layer", layer}, {"nodes", nodes}}); }
-    json quarantined = json::array();
-    for (const auto& [id, record] : admission_.records()) {
-        if (record.trust != Trust::quarantined) { continue; }
-        json entry = trust_json(record);
-        entry["id"] = id;
-        entry["name"] = record.name;
-        quarantined.push_back(std::move(entry));
-    }
-    json events = json::array();
-    for (const Event& event : events_) {
-        events.push_back({{"time", time_json(event.time)},
-                          {"worker", event.worker},
-                          {"text", event.text},
-                          {"by", event.by.empty() ? "hub" : event.by}});
-    }
-    json refused = json::object();
-    for (const auto& [name, n] : refusals_.counts()) { refused[name] = n; }
-    const std::uint64_t total = swarm_.total_slices();
-    const std::uint64_t missing = swarm_.missing_slices();
-    const model::MoeModel& model = manifest_.model;
-    const json status = {
-        {"release", LINKCPP_VERSION},
-        {"hub",
-         {{"address", listener_.address().text()},
-          {"https_port", http_->port()},
-          {"fingerprint", identity_.fingerprint().hex()},
-          {"slices_sent", http_->slices_sent()},
-          {"uptime_s", to_seconds(now() - started_)}}},
-        {"model",
-         {{"name", model.name},
-          {"architecture", model.architecture},
-          {"path", file_.path().string()},
-          {"id", model_id_.hex()},
-          {"layers", model.n_layer},
-          {"moe_layers", model.layers.size()},
-          {"slices", total},
-          {"expert_bytes", model.expert_bytes()}}},
-        {"coverage",
-         {{"share", total == 0 ? 0.0 : static_cast<double>(total - missing) / static_cast<double>(total)},
-          {"missing_slices", missing},
-          {"settled", swarm_.settled()},
-          {"replicas", swarm_.options().n_replicas}}},
-        {"workers", workers},
-        {"coordinators", coordinators},
-        {"computed_for", computed_for_},
-        {"quarantine", quarantined},
-        {"unknown_layers", unknown},
-        {"refused", refused},
-        {"events", events}};
-    return to_text(status);
 }
 
 }  // namespace linkcpp::hub

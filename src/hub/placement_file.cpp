@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "base/units.h"
+#include "hub/text.h"
 
 namespace linkcpp::hub {
 namespace {
@@ -12,7 +13,6 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMaxBytes = 64u << 20;
-constexpr std::size_t kMaxNameBytes = 120;
 
 // {"0": "0-31,40", …}: layer number → experts
 json to_json(const model::MoeModel& model, const plan::Holdings& holdings) {
@@ -66,7 +66,7 @@ Result<std::vector<RememberedWorker>> read_placement(const std::filesystem::path
             auto share = from_json(model, entry.at("slices"));
             if (!share) { return damaged(); }
             workers.push_back({entry.at("worker").get<std::string>(),
-                               one_line(entry.at("name").get<std::string>().substr(0, kMaxNameBytes)),
+                               one_line(entry.at("name").get<std::string>().substr(0, kMaxForeignText)),
                                entry.at("memory_bytes").get<std::uint64_t>(), entry.at("drained").get<bool>(),
                                *std::move(share)});
         }
