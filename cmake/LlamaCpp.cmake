@@ -28,6 +28,10 @@ if(LINKCPP_SANITIZE AND NOT LINKCPP_FUZZ) # a fuzz target is one of clang's, of 
   list(APPEND llama_cpp_command --sanitize ${LINKCPP_SANITIZE})
 endif()
 
+if(LINKCPP_GGML_ALONE)
+  list(APPEND llama_cpp_command --ggml)
+endif()
+
 # Minutes the first time, milliseconds afterwards; its progress goes to the terminal.
 execute_process(COMMAND ${llama_cpp_command} OUTPUT_VARIABLE llama_cpp OUTPUT_STRIP_TRAILING_WHITESPACE
                 RESULT_VARIABLE llama_cpp_result)
@@ -51,7 +55,9 @@ endfunction()
 
 linkcpp_llama_library(ggml::base ggml-base)
 linkcpp_llama_library(ggml::ggml ggml ggml::base)
-linkcpp_llama_library(llama::llama llama ggml::ggml)
+if(NOT LINKCPP_GGML_ALONE)
+  linkcpp_llama_library(llama::llama llama ggml::ggml)
+endif()
 target_compile_definitions(ggml::ggml INTERFACE LINKCPP_LLAMA_BIN="${LINKCPP_LLAMA_BIN}")
 
 add_library(ggml::internal INTERFACE IMPORTED GLOBAL)

@@ -321,6 +321,8 @@ def run(minutes, seed, only):
     finally:
         client.stop = True
         logs = chaos.swarm.close()
+        if report and chaos.swarm.reports:
+            report["unexpected"].append(chaos.swarm.reports)
         failed = not report or report["requests_failed"] or report["unexpected"] or report["memory_grown"]
         if failed:
             print(f"=== what the processes said\n{logs}\n===", file=sys.stderr)

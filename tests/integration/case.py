@@ -29,6 +29,8 @@ class SwarmTest(unittest.TestCase):
         super().run(result)
         swarm = self.__dict__.pop("swarm", None)
         logs = swarm.close() if swarm else ""
+        if swarm and swarm.reports:
+            result.addFailure(self, (AssertionError, AssertionError(f"sanitizer:\n{swarm.reports}"), None))
         if len(result.failures) + len(result.errors) > before:
             print(f"\n=== what the processes of {self.id()} said\n{logs}===", file=sys.stderr)
 

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 
-from swarm import START_S, wait_for
+from swarm import SLOWNESS, START_S, wait_for
 
 REQUEST_S = 60
 
@@ -50,7 +50,7 @@ class Server:
         return self
 
     def _get(self, path):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5 * SLOWNESS)
         try:
             connection.request("GET", path)
             return connection.getresponse().status
@@ -59,7 +59,7 @@ class Server:
 
     def _events(self, path, body):
         """The JSON of each server-sent event until [DONE] or the end."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=REQUEST_S * SLOWNESS)
         try:
             connection.request("POST", path, json.dumps({**body, "stream": True}),
                                {"Content-Type": "application/json"})
@@ -139,7 +139,7 @@ class Completion(threading.Thread):
 
     def finish(self):
         """Waits for the end; the text, or raises what failed."""
-        self.join(REQUEST_S)
+        self.join(REQUEST_S * SLOWNESS)
         if self.ended is None:
             raise TimeoutError(f"a request neither failed nor ended within {REQUEST_S} s")
         if self.error:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+SLOWNESS = int(os.environ.get("LINKCPP_TEST_SLOWNESS", 1))  # of a build with sanitizers: every wait is so much longer
 POLL_S = 0.02
 START_S = 60  # until a worker holds its slices or a server answers, on a busy machine of two cores
 RUN_S = 120  # for one run of a program of llama.cpp
@@ -36,6 +37,9 @@ SAID_ALL = {
     "llama-batched-bench": r"\|\n\n",  # behind its table
 }
 N_TRIES = 6
+
+SANITIZERS = ("ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS")
+REPORT = "sanitizer"  # a file for each process that has something to report
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
@@ -57,7 +61,7 @@ def _die_with_parent():
 
 def wait_for(condition, timeout, what):
     """The first true value of condition(); TimeoutError with `what` after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout * SLOWNESS
     while True:
         value = condition()
         if value:
@@ -112,7 +116,7 @@ class Process:
     def wait(self, timeout=RUN_S):
         """Its exit status; TimeoutError if it runs longer."""
         try:
-            return self.popen.wait(timeout)
+            return self.popen.wait(timeout * SLOWNESS)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{self.name} still runs after {timeout} s; it said:\n{self.err()[-3000:]}") from None
 
@@ -126,7 +130,7 @@ class Process:
         if self.poll() is None:
             self.popen.terminate()
             try:
-                self.popen.wait(6)
+                self.popen.wait(6 * SLOWNESS)
             except subprocess.TimeoutExpired:
                 pass
         try:
@@ -145,9 +149,14 @@ class Swarm:
         ours = ("LINKCPP_", "LLAMA_ARG_", "GGML_BACKEND_PATH")
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         self.environment["LINKCPP_HOME"] = str(self.home)
+        if os.environ.get("LINKCPP_SANITIZE"):
+            for name in SANITIZERS:
+                given = self.environment.get(name)
+                self.environment[name] = f"{given + ':' if given else ''}log_path={self.home}/{REPORT}"
         self.processes = []
         self.hub = None
         self.line = None
+        self.reports = ""  # of sanitizers, once closed
 
     def __enter__(self):
         return self
@@ -159,6 +168,7 @@ class Swarm:
         """Ends every process, removes the folder; returns the logs."""
         for process in reversed(self.processes):
             process.stop()
+        self.reports = "".join(path.read_text(errors="replace") for path in sorted(self.home.glob(f"{REPORT}.*")))
         logs = "".join(f"--- {p.name}, exit status {p.poll()}\n{p.err()[-6000:]}\n" for p in self.processes
                        if p.err_path.exists())
         self.processes = []
@@ -254,7 +264,7 @@ class Swarm:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        raw = socket.create_connection((host, int(https.group(1) if https else int(port) + 1)), timeout=10)
+        raw = socket.create_connection((host, int(https.group(1) if https else int(port) + 1)), timeout=10 * SLOWNESS)
         return context.wrap_socket(raw)
 
     # ---- what the hub says
@@ -262,7 +272,7 @@ class Swarm:
     def status(self):
         """`linkcpp status --json`, or None when the hub did not answer."""
         result = subprocess.run([bin_dir() / "linkcpp", "status", "--json"], env=self.environment, capture_output=True,
-                                timeout=20)
+                                timeout=20 * SLOWNESS)
         return json.loads(result.stdout) if result.returncode == 0 else None
 
     def wait_status(self, condition, what, timeout=START_S):
