@@ -26,9 +26,9 @@ struct DrainArguments {
 };
 
 // Waits until the worker has nothing left. Errors: not_found (it has gone), failed (others have no room for the rest).
-Status await_empty(const net::JoinLine& hub, const std::string& name) {
+Status await_empty(const net::JoinLine& hub, const std::string& id, const std::string& name) {
     constexpr Duration kSayEvery = 2s;
-    constexpr Duration kStalled = 10s;
+    constexpr Duration kStalled = 25s;  // a worker that could not load is asked again within 20 s
     TimePoint next_line = std::chrono::steady_clock::now() + kSayEvery;
     TimePoint progressed = std::chrono::steady_clock::now();
     std::uint64_t least = ~0ull;
@@ -40,10 +40,10 @@ Status await_empty(const net::JoinLine& hub, const std::string& name) {
         bool others_busy = false;
         for (const auto& worker : status["workers"]) {
             const auto state = worker["state"].get<std::string>();
-            others = others || (worker["name"] != name && state != "gone" && state != "quarantined" &&
-                                state != "draining" && state != "drained");
+            others =
+                others || (worker["id"] != id && state != "quarantined" && state != "draining" && state != "drained");
             others_busy = others_busy || state == "loading" || state == "probing" || state == "waiting";
-            if (worker["name"] != name || (state != "draining" && state != "drained")) { continue; }
+            if (worker["id"] != id || (state != "draining" && state != "drained")) { continue; }
             found = true;
             left = std::max(left, worker["assigned_slices"].get<std::uint64_t>());
         }
@@ -70,9 +70,13 @@ Status await_empty(const net::JoinLine& hub, const std::string& name) {
 Status drain(const DrainArguments& options) {
     LINKCPP_TRY(const HubOperator who, find_operator(options.hub));
     const store::HttpsClient::Arguments worker{{"worker", options.worker}};
-    LINKCPP_TRY(const std::string name,
+    LINKCPP_TRY(const std::string text,
                 options.back ? who.client->remove("/drain", worker) : who.client->put("/drain", worker));
-    if (!options.back && !options.no_wait) { LINKCPP_CHECK(await_empty(who.hub, name)); }
+    LINKCPP_TRY(const nlohmann::json answer, parse_answer(text));
+    const auto name = answer["worker"].get<std::string>();
+    if (!options.back && !options.no_wait) {
+        LINKCPP_CHECK(await_empty(who.hub, answer["id"].get<std::string>(), name));
+    }
     const char* state = options.back ? "filled" : options.no_wait ? "draining" : "drained";
     if (options.json) {
         print_json(nlohmann::json{{"worker", name}, {"state", state}});

@@ -29,7 +29,7 @@ struct JoinArguments {
     std::string store;
     unsigned n_threads = 0;
     std::size_t max_programs = worker::WorkerOptions().max_programs;
-    std::uint32_t max_frame = worker::WorkerOptions().max_frame;
+    worker::Server::Limits limits;
 };
 
 // Less holds no expert of any model, and is a unit forgotten.
@@ -78,7 +78,7 @@ Status join(const JoinArguments& options) {
     worker.backend = options.backend;
     worker.n_threads = options.n_threads;
     worker.max_programs = options.max_programs;
-    worker.max_frame = options.max_frame;
+    worker.limits = options.limits;
     if (!options.memory.empty()) {
         auto bytes = parse_bytes(options.memory);
         if (!bytes) { return fail_with("--memory", bytes.error()); }
@@ -135,11 +135,16 @@ void add_join(CLI::App& app) {
         ->check(CLI::Range(1u, 100'000u))
         ->capture_default_str()
         ->group(limits);
-    command
-        ->add_option("--max-frame", options->max_frame,
-                     "Bytes of one request, and of what waits to be written to one program")
+    command->add_option("--max-frame", options->limits.frame_bytes, "Bytes of one request")
         ->transform(is_size())
         ->check(CLI::Range(wire::kMinComputeLimit, wire::kMaxComputeBytes))
+        ->capture_default_str()
+        ->group(limits);
+    command
+        ->add_option("--max-queued", options->limits.queued_bytes,
+                     "Bytes that wait to be written to one program, before it is given up")
+        ->transform(is_size())
+        ->check(CLI::Range(std::size_t{wire::kMinComputeLimit}, std::size_t{1} << 34))
         ->capture_default_str()
         ->group(limits);
     command->footer(

@@ -19,12 +19,12 @@
 #include "hub_file.h"
 #include "hub_process.h"
 #include "hub_status.h"
+#include "kept_alive.h"
 #include "local_workers.h"
 #include "model/slicer.h"
 #include "net/socket.h"
 #include "plugin_environment.h"
 #include "process.h"
-#include "restarts.h"
 
 namespace linkcpp::cli {
 namespace {
@@ -33,30 +33,39 @@ using namespace std::chrono_literals;
 
 // Share of the free memory that all local workers together may fill.
 constexpr double kLocalMemoryShare = 0.8;
-constexpr Duration kWorkerWait = 10min;  // without any progress
+constexpr Duration kWorkerWait = 10min;         // without any progress
+constexpr Duration kServerCheckInTime = 10min;  // from llama-server's start until the plugin is in it
 constexpr Duration kProgressEvery = 5s;
-constexpr Duration kAskHubEvery = 50ms;  // while the workers load
+constexpr Duration kAskHubEvery = 100ms;  // while the workers load
+constexpr Duration kAskServingHubEvery = 1s;
+// The hub runs on this machine. Nothing else is watched while it is asked.
+constexpr store::HttpsClient::Patience kHubPatience{.connect = 1s, .stall = 2s};
 constexpr Duration kWatchEvery = 20ms;
 constexpr Duration kServingWatchEvery = 200ms;
 
 struct LimitOption {
     const char* name;
     std::size_t hub::HubLimits::* limit;
+    std::size_t least;
+    std::size_t most;
     bool in_bytes;
     const char* text;
 };
 
 constexpr std::array kLimitOptions{
-    LimitOption{"--max-peers", &hub::HubLimits::peers, false, "Connections to the hub"},
-    LimitOption{"--max-per-address", &hub::HubLimits::per_address, false, "Of these, from one address"},
-    LimitOption{"--max-strangers", &hub::HubLimits::strangers, false,
+    LimitOption{"--max-peers", &hub::HubLimits::peers, 1, 100'000, false, "Connections to the hub"},
+    LimitOption{"--max-per-address", &hub::HubLimits::per_address, 1, 100'000, false, "Of these, from one address"},
+    LimitOption{"--max-strangers", &hub::HubLimits::strangers, 1, 100'000, false,
                 "Of these, not let in yet; of more the one that has waited longest gives way"},
-    LimitOption{"--max-message", &hub::HubLimits::message_bytes, true, "Bytes of one message of a peer"},
-    LimitOption{"--max-queued", &hub::HubLimits::queued_bytes, true,
+    // A worker says what it holds in one message, a hub sends the manifest in one.
+    LimitOption{"--max-message", &hub::HubLimits::message_bytes, 1u << 20, wire::kMaxControlBytes, true,
+                "Bytes of one message of a peer"},
+    LimitOption{"--max-queued", &hub::HubLimits::queued_bytes, wire::kMaxControlBytes, 1u << 30, true,
                 "Bytes that wait to be written to one peer, before it is given up"},
-    LimitOption{"--https-requests", &hub::HubLimits::https_requests, false, "Requests that HTTPS answers at a time"},
-    LimitOption{"--https-per-address", &hub::HubLimits::https_per_address, false,
-                "Connections to HTTPS from one address"},
+    LimitOption{"--https-requests", &hub::HubLimits::https_requests, 4, 1024, false,
+                "Requests that HTTPS answers at a time"},
+    LimitOption{"--https-per-address", &hub::HubLimits::https_per_address, 1, 1023, false,
+                "Connections to HTTPS from one address that have shown no token yet"},
 };
 
 struct ServeArguments {
@@ -147,7 +156,7 @@ struct SwarmView {
 };
 
 // Errors: those of fetch_status, corrupt.
-Result<SwarmView> ask_hub(const net::JoinLine& hub) {
+Result<SwarmView> ask_hub(store::HttpsClient& hub) {
     LINKCPP_TRY(const nlohmann::json status, fetch_status(hub));
     try {
         SwarmView view{.model_id = status.at("model").at("id"),
@@ -297,13 +306,14 @@ class Supervisor {
         while (!stop.requested()) {
             LINKCPP_CHECK(watch_hub());
             if (hub_.lines()) {
-                LINKCPP_CHECK(workers_.watch(hub_.lines()->own, server_ && server_->checked_in()));
+                LINKCPP_CHECK(workers_.watch(server_ && server_->process().checked_in()));
                 if (!options_.hub_only) {
                     LINKCPP_CHECK(server_ ? watch_server() : await_workers());
                     if (server_has_finished_) { return {}; }
                 }
             }
-            stop.sleep(server_ ? kServingWatchEvery : kWatchEvery);
+            const bool settled = server_ || (options_.hub_only && hub_.lines());
+            stop.sleep(settled ? kServingWatchEvery : kWatchEvery);
         }
         return {};
     }
@@ -320,23 +330,29 @@ class Supervisor {
         }
         if (was_there || !hub_.lines()) { return {}; }
         print_line(*hub_.lines());
-        start_ = last_progress_ = now();
-        next_line_ = start_ + kProgressEvery;
-        return workers_.start(hub_.lines()->own);
+        last_progress_ = now();
+        next_line_ = last_progress_ + kProgressEvery;
+        return workers_.start([this] { return hub_.lines()->own; });
     }
 
     // What the hub says; what it has said when it does not answer.
-    void ask() {
+    void ask(Duration every) {
         if (now() < next_question_) { return; }
-        auto view = ask_hub(hub_.lines()->own);
+        const net::JoinLine& line = hub_.lines()->own;
+        if (!client_ || client_token_ != line.token) {  // a new hub has a new one
+            client_ = std::make_unique<store::HttpsClient>(net::Address{line.hub.host, line.https_port},
+                                                           line.fingerprint, line.token, kHubPatience);
+            client_token_ = line.token;
+        }
+        auto view = ask_hub(*client_);
+        no_answer_ = view ? "" : view.error().message;
         if (view) { swarm_ = *std::move(view); }
-        next_question_ = now() + kAskHubEvery;
+        next_question_ = now() + every;
     }
 
     Status await_workers() {
-        ask();
-        if (!swarm_) { return {}; }
-        if (workers_.empty() || swarm_->complete || swarm_->settled) {
+        ask(kAskHubEvery);
+        if (swarm_ && no_answer_.empty() && (workers_.empty() || swarm_->complete || swarm_->settled)) {
             if (!workers_.empty() && !swarm_->complete) {
                 if (options_.no_local_experts) {
                     return fail(ErrorKind::overloaded,
@@ -345,12 +361,18 @@ class Supervisor {
                 }
                 log_warn("the workers have no room for every expert: llama-server computes the others itself");
             }
-            return start_server();
+            LINKCPP_TRY(KeptAlive server,
+                        KeptAlive::run([this] { return start_server(options_, hub_.lines()->own, *swarm_); }));
+            server_.emplace(std::move(server));
+            return {};
         }
-        if (std::exchange(loaded_bytes_, swarm_->loaded_bytes) != swarm_->loaded_bytes) { last_progress_ = now(); }
+        const std::uint64_t loaded = swarm_ ? swarm_->loaded_bytes : 0;
+        if (std::exchange(loaded_bytes_, loaded) != loaded) { last_progress_ = now(); }
         if (now() >= next_line_) {
             next_line_ += kProgressEvery;
-            if (swarm_->loading_bytes > 0) {
+            if (!no_answer_.empty()) {
+                log_warn("the hub does not answer: {}", no_answer_);
+            } else if (swarm_ && swarm_->loading_bytes > 0) {
                 log_info("the workers are loading: {} of {}", format_bytes(swarm_->loaded_bytes),
                          format_bytes(swarm_->loading_bytes));
             } else {
@@ -358,55 +380,79 @@ class Supervisor {
             }
         }
         if (now() - last_progress_ <= kWorkerWait) { return {}; }
-        return fail(ErrorKind::timeout, "the local workers have loaded nothing for {:.0f} s", to_seconds(kWorkerWait));
-    }
-
-    Status start_server() {
-        LINKCPP_TRY(Process started, cli::start_server(options_, hub_.lines()->own, *swarm_));
-        server_.emplace(std::move(started));
-        restarts_.started(now());
-        return {};
+        return fail(ErrorKind::timeout, "the local workers have loaded nothing for {:.0f} s{}{}",
+                    to_seconds(kWorkerWait), no_answer_.empty() ? "" : ", and the hub does not answer: ", no_answer_);
     }
 
     Status watch_server() {
-        const auto status = server_->poll();
+        const auto status = server_->watch();
         if (!has_served_) {
             if (status) { next_question_ = {}; }
-            ask();
-            has_served_ = swarm_->computed_for.contains(server_name(*server_));
+            ask(kAskServingHubEvery);
+            has_served_ = swarm_->computed_for.contains(server_name(server_->process()));
         }
+        Process& process = server_->process();
         if (!status) {
-            if (server_->checked_in() || now() - start_ <= kWorkerWait) { return {}; }
+            server_->start_again();
+            if (process.checked_in() || process.poll() || now() - server_->started() <= kServerCheckInTime) {
+                return {};
+            }
             return fail(ErrorKind::failed, "llama-server has not loaded the swarm plugin; see above");
         }
         server_has_finished_ = *status == 0;
         if (server_has_finished_) { return {}; }
         if (!has_served_) {
             return fail(ErrorKind::failed, "llama-server ended with status {}{}; its last lines above say why", *status,
-                        server_->checked_in() ? "" : " without having loaded the swarm plugin");
+                        process.checked_in() ? "" : " without having loaded the swarm plugin");
         }
-        if (restarts_.ended(now())) {
-            log_error("llama-server ended with status {}; starting it again, the workers keep what they hold", *status);
-        }
-        return restarts_.due(now()) ? start_server() : Status();
+        log_error("llama-server ended with status {}; starting it again, the workers keep what they hold", *status);
+        return {};
     }
 
     const ServeArguments& options_;
     HubProcess hub_;  // these three end in the opposite order
     LocalWorkers workers_;
-    std::optional<Process> server_;
-    Restarts restarts_{TimePoint{}};
+    std::optional<KeptAlive> server_;
     bool server_has_finished_ = false;
     bool has_served_ = false;  // it has computed with the swarm: if it ends now, it has crashed
+    std::unique_ptr<store::HttpsClient> client_;
+    std::string client_token_;
     std::optional<SwarmView> swarm_;
-    TimePoint start_{};
+    std::string no_answer_;  // why the hub has not answered the last question
     TimePoint next_question_{};
     TimePoint next_line_{};
     TimePoint last_progress_{};
     std::uint64_t loaded_bytes_ = 0;
 };
 
+// Errors: invalid (they would keep out what this command starts itself, all from one address).
+Status check_limits(const ServeArguments& options) {
+    const hub::HubLimits& limits = options.limits;
+    const std::size_t n_own = options.n_local_workers + (options.hub_only ? 0u : 1u);
+    if (const std::size_t least = std::min(limits.peers, limits.per_address); least < n_own) {
+        return fail(
+            ErrorKind::invalid,
+            "--max-peers and --max-per-address: expected at least {}, which is what this command starts itself, "
+            "got {}",
+            n_own, least);
+    }
+    // While it loads each keeps a connection, and this process asks, too.
+    if (limits.https_requests < n_own + 2) {
+        return fail(ErrorKind::invalid,
+                    "--https-requests: expected at least {}, for what this command starts itself, got {}", n_own + 2,
+                    limits.https_requests);
+    }
+    if (limits.https_per_address >= limits.https_requests) {
+        return fail(
+            ErrorKind::invalid,
+            "--https-per-address: expected less than --https-requests, or one stranger could take all {}, got {}",
+            limits.https_requests, limits.https_per_address);
+    }
+    return {};
+}
+
 Status serve(const ServeArguments& options) {
+    LINKCPP_CHECK(check_limits(options));
     if (options.hub_only && !options.server_arguments.empty()) {
         return fail(ErrorKind::invalid, "--hub-only starts no llama-server that '{}' could be given to",
                     options.server_arguments.front());
@@ -427,15 +473,6 @@ Status serve(const ServeArguments& options) {
         if (options.n_local_workers == 0) { return run_hub(options); }
     }
     set_log_name("serve");
-    // All of these come from one address.
-    const std::size_t n_own = options.n_local_workers + (options.hub_only ? 0u : 1u);
-    if (const std::size_t least = std::min(options.limits.peers, options.limits.per_address); least < n_own) {
-        return fail(
-            ErrorKind::invalid,
-            "--max-peers and --max-per-address: expected at least {}, which is what this command starts itself, "
-            "got {}",
-            n_own, least);
-    }
     LINKCPP_CHECK(check(PluginOptions{.mode = options.mode, .rows = options.rows, .audit = options.audit}));
     LINKCPP_TRY(const std::uint64_t worker_memory, memory_of_local_worker(options));
     LINKCPP_TRY(net::Address listen, hub_address(options));
@@ -483,12 +520,8 @@ void add_serve(CLI::App& app) {
     for (const LimitOption& option : kLimitOptions) {
         CLI::Option* added =
             command->add_option(option.name, options->limits.*option.limit, option.text)->capture_default_str();
-        if (option.in_bytes) {
-            added->transform(is_size());
-        } else {
-            added->check(CLI::Range(1u, 100'000u));
-        }
-        added->group(limits);
+        if (option.in_bytes) { added->transform(is_size()); }
+        added->check(CLI::Range(option.least, option.most))->group(limits);
     }
     command->add_option("--hello-time", options->hello_time, "Seconds until a stranger must have said who it is")
         ->check(is_between(0.1, 3600))

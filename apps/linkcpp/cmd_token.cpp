@@ -30,12 +30,6 @@ Result<std::string> change(const TokenArguments& options, bool put, const std::s
     return put ? who.client->put(path, arguments) : who.client->remove(path, arguments);
 }
 
-Result<json> parsed(const std::string& text) {
-    json value = json::parse(text, nullptr, false);
-    if (value.is_discarded()) { return fail(ErrorKind::corrupt, "the hub's answer is not JSON"); }
-    return value;
-}
-
 std::string text_of(const json& value, const char* none) {
     return value.is_null() ? none : one_line(value.get<std::string>());
 }
@@ -52,7 +46,7 @@ void print_line(const json& token) {
 
 Status list(const TokenArguments& options) {
     LINKCPP_TRY(const std::string text, change(options, true, "/tokens", {}));
-    LINKCPP_TRY(json all, parsed(text));
+    LINKCPP_TRY(json all, parse_answer(text));
     if (!options.lines) {
         for (json& token : all["tokens"]) { token.erase("line"); }
     }
@@ -84,7 +78,7 @@ Status make(const TokenArguments& options) {
     LINKCPP_TRY(const std::string text,
                 change(options, true, "/token",
                        {{"name", options.name}, {"for", options.admits}, {"seconds", std::to_string(seconds)}}));
-    LINKCPP_TRY(const json token, parsed(text));
+    LINKCPP_TRY(const json token, parse_answer(text));
     if (options.json) {
         print_json(token);
     } else {
@@ -95,7 +89,7 @@ Status make(const TokenArguments& options) {
 
 Status rotate(const TokenArguments& options) {
     LINKCPP_TRY(const std::string text, change(options, true, "/token/secret", {{"name", options.name}}));
-    LINKCPP_TRY(const json token, parsed(text));
+    LINKCPP_TRY(const json token, parse_answer(text));
     if (options.json) {
         print_json(token);
     } else {
@@ -108,7 +102,7 @@ Status rotate(const TokenArguments& options) {
 Status revoke_token(const TokenArguments& options) {
     LINKCPP_TRY(const std::string text, change(options, false, "/token",
                                                {{"name", options.name}, {"members", options.members ? "yes" : "no"}}));
-    LINKCPP_TRY(const json done, parsed(text));
+    LINKCPP_TRY(const json done, parse_answer(text));
     if (options.json) {
         print_json(done);
     } else {

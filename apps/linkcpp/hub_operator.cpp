@@ -14,6 +14,12 @@ Result<HubOperator> find_operator(const std::string& hub) {
     return found;
 }
 
+Result<nlohmann::json> parse_answer(const std::string& text) {
+    nlohmann::json answer = nlohmann::json::parse(text, nullptr, false);
+    if (!answer.is_object()) { return fail(ErrorKind::corrupt, "the hub's answer is not what was asked for"); }
+    return answer;
+}
+
 void add_operator_options(CLI::App* command, std::string& hub, bool& json) {
     command->add_option("--hub", hub,
                         "The hub's join line, or @FILE (default: $LINKCPP_HUB, or the hub on this machine)");

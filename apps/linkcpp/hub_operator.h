@@ -5,6 +5,7 @@
 #include <string>
 
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "net/join_line.h"
@@ -20,6 +21,9 @@ struct HubOperator {
 
 // `hub`: as for find_hub(). Errors: those of find_hub(), find_operator_token().
 Result<HubOperator> find_operator(const std::string& hub);
+
+// What the hub has answered. Errors: corrupt.
+Result<nlohmann::json> parse_answer(const std::string& text);
 
 // --hub and --json, which live as long as the command.
 void add_operator_options(CLI::App* command, std::string& hub, bool& json);

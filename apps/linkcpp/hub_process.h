@@ -2,15 +2,15 @@
 // started again in the place where they know it.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "kept_alive.h"
 #include "net/join_line.h"
 #include "net/socket.h"
-#include "process.h"
-#include "restarts.h"
 
 namespace linkcpp::cli {
 
@@ -28,8 +28,7 @@ class HubProcess {
     // `arguments`: of `linkcpp serve --hub-only`, without addresses. Errors: those of Process::start.
     static Result<HubProcess> start(std::vector<std::string> arguments, net::Address listen, std::uint16_t https_port);
 
-    // Starts it again when it has ended, after a pause that grows while it dies young. Errors: failed (it ended before
-    // it was ever ready, for which it has said why).
+    // Starts it again when it has ended. Errors: failed (it ended before it was ever ready, for which it has said why).
     Status watch();
     // Once it has been ready; of the latest that was.
     const std::optional<HubLines>& lines() const { return lines_; }
@@ -37,19 +36,17 @@ class HubProcess {
     int status() const { return status_; }
 
   private:
-    // What it is started with.
-    struct Start {
+    // What it is started with; the ports are those of the first from then on.
+    struct Place {
         std::vector<std::string> arguments;
         net::Address listen;
         std::uint16_t https_port;
-        Result<Process> operator()() const;
     };
-    HubProcess(Start start, Process process)
-        : start_(std::move(start)), process_(std::move(process)), restarts_(std::chrono::steady_clock::now()) {}
+    HubProcess(std::shared_ptr<Place> place, KeptAlive hub) : place_(std::move(place)), hub_(std::move(hub)) {}
+    static Result<Process> start_one(const Place& place);
 
-    Start start_;
-    Process process_;
-    Restarts restarts_;
+    std::shared_ptr<Place> place_;  // its start knows it, too
+    KeptAlive hub_;
     std::optional<HubLines> lines_;
     bool ready_ = false;  // the one that runs now
     int status_ = 0;

@@ -8,34 +8,25 @@
 
 namespace linkcpp::cli {
 
-Status LocalWorkers::start(const net::JoinLine& line) {
+Status LocalWorkers::start(const std::function<net::JoinLine()>& line) {
     for (unsigned i = 1; i <= n_workers_; ++i) {
-        LINKCPP_TRY(Process process, start_one(i, line));
-        workers_.push_back({i, std::move(process), Restarts(std::chrono::steady_clock::now())});
+        LINKCPP_TRY(KeptAlive worker, KeptAlive::run([this, i, line] { return start_one(i, line()); }));
+        workers_.push_back(std::move(worker));
     }
     return {};
 }
 
-Status LocalWorkers::watch(const net::JoinLine& line, bool serving) {
-    const TimePoint now = std::chrono::steady_clock::now();
-    for (Worker& worker : workers_) {
-        const auto status = worker.process.poll();
-        if (!status) { continue; }
-        worker.restarts.ended(now);
-        if (worker.restarts.n_short_lives() >= Restarts::kMaxShortLives && !serving) {
-            return fail(ErrorKind::failed, "local worker {} ends (status {}) whenever it is started; see above",
-                        worker.number, *status);
+Status LocalWorkers::watch(bool serving) {
+    for (std::size_t i = 0; i < workers_.size(); ++i) {
+        KeptAlive& worker = workers_[i];
+        if (const auto status = worker.watch()) {
+            if (worker.n_short_lives() >= KeptAlive::kMaxShortLives && !serving) {
+                return fail(ErrorKind::failed, "local worker {} ends (status {}) whenever it is started; see above",
+                            i + 1, *status);
+            }
+            log_warn("local worker {} ended with status {}; starting it again", i + 1, *status);
         }
-        if (!worker.restarts.due(now)) { continue; }
-        log_warn("local worker {} ended with status {}; starting it again", worker.number, *status);
-        auto process = start_one(worker.number, line);
-        if (!process) {
-            log_error("{}", process.error().message);
-            worker.restarts.failed(now);
-            continue;
-        }
-        worker.process = *std::move(process);
-        worker.restarts.started(now);
+        worker.start_again();
     }
     return {};
 }

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "base/error.h"
+#include "kept_alive.h"
 #include "net/join_line.h"
-#include "process.h"
-#include "restarts.h"
 
 namespace linkcpp::cli {
 
@@ -16,27 +16,21 @@ class LocalWorkers {
     // `memory`: bytes that each may fill.
     LocalWorkers(unsigned n_workers, std::uint64_t memory) : n_workers_(n_workers), memory_(memory) {}
 
-    // Errors: those of Process::start.
-    Status start(const net::JoinLine& line);
+    // `line`: gives the line that lets them in now. Errors: those of Process::start.
+    Status start(const std::function<net::JoinLine()>& line);
 
-    // Starts again what has died, by that line, after a pause that grows while it dies young. `serving`: llama-server
-    // answers, so nothing that a worker does may end this process. Errors, before that: failed (one dies whenever it is
-    // started).
-    Status watch(const net::JoinLine& line, bool serving);
+    // Starts again what has died. `serving`: llama-server answers, so nothing that a worker does may end this process.
+    // Errors, before that: failed (one dies whenever it is started).
+    Status watch(bool serving);
 
     bool empty() const { return workers_.empty(); }
 
   private:
-    struct Worker {
-        unsigned number;
-        Process process;
-        Restarts restarts;
-    };
     Result<Process> start_one(unsigned number, const net::JoinLine& line) const;
 
     unsigned n_workers_;
     std::uint64_t memory_;
-    std::vector<Worker> workers_;
+    std::vector<KeptAlive> workers_;
 };
 
 }  // namespace linkcpp::cli

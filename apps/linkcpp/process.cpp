@@ -28,8 +28,9 @@ sigset_t stop_signals() {
 }
 
 // In the child, between fork and exec. Reports errno through the pipe, which exec closes.
-[[noreturn]] void become(const ProcessOptions& options, int check_in, int error_pipe) {
-    die_with_parent();
+[[noreturn]] void become(const ProcessOptions& options, pid_t parent, int check_in, int error_pipe) {
+    die_with_parent(options.dies_at_once);
+    if (::getppid() != parent) { ::_exit(127); }  // it has ended already
     if (options.own_group) { ::setpgid(0, 0); }
     const sigset_t set = stop_signals();
     sigprocmask(SIG_UNBLOCK, &set, nullptr);
@@ -58,9 +59,10 @@ Result<Process> Process::start(const ProcessOptions& options) {
     if (options.check_in && ::pipe2(check_in, O_CLOEXEC | O_NONBLOCK) != 0) { return fail_errno(errno, "pipe"); }
     UniqueFd check_in_read(check_in[0]);
     UniqueFd check_in_write(check_in[1]);
+    const pid_t parent = ::getpid();
     const pid_t pid = ::fork();
     if (pid < 0) { return fail_errno(errno, "fork"); }
-    if (pid == 0) { become(options, check_in_write.get(), error_write.get()); }
+    if (pid == 0) { become(options, parent, check_in_write.get(), error_write.get()); }
     error_write.reset();
     int error = 0;
     if (::read(error_read.get(), &error, sizeof error) == sizeof error) {

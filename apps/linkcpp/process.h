@@ -20,6 +20,7 @@ struct ProcessOptions {
     std::vector<std::string> arguments;              // [0] is the program, looked up in PATH
     std::map<std::string, std::string> environment;  // added to this process's own
     bool own_group = false;                          // the terminal's Ctrl-C reaches us alone, and we tell the child
+    bool dies_at_once = false;                       // when this process ends: killed, not asked to end
     bool check_in = false;                           // hand the child LINKCPP_CHECK_IN_FD, see Process::said()
 };
 

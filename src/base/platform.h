@@ -46,8 +46,8 @@ Status copy_range(int from, std::uint64_t from_offset, int to, std::uint64_t to_
 // Opens /dev/null in the place of whichever of standard input, output and error are closed.
 void open_standard_streams();
 
-// Asks the kernel to end this process when its parent ends.
-void die_with_parent();
+// Asks the kernel to end this process when its parent ends, by SIGTERM or, at once, by SIGKILL.
+void die_with_parent(bool at_once = false);
 
 // The folder of the running executable.
 std::filesystem::path executable_dir();

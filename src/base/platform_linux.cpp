@@ -192,8 +192,8 @@ void open_standard_streams() {
     }
 }
 
-void die_with_parent() {
-    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+void die_with_parent(bool at_once) {
+    ::prctl(PR_SET_PDEATHSIG, at_once ? SIGKILL : SIGTERM);
 }
 
 fs::path executable_dir() {

@@ -25,6 +25,7 @@ double units_for(std::size_t n_pairs) {
 
 // Requests are cut about here, so that a worker starts while the rest is still being sent.
 constexpr std::size_t kRequestBytes = 16u << 20;
+static_assert(2 * kRequestBytes <= wire::kMinComputeLimit);  // every worker takes it
 // Requests with more pairs are in the experts' order, so that the answer can be computed and sent in parts; smaller
 // ones in the tokens' order, in which several tokens with all their experts make one rectangle.
 constexpr std::size_t kTokenOrderPairs = 32;
@@ -134,7 +135,7 @@ Dispatcher::Holder* Dispatcher::Call::choose(const Task& task) const {
     const TimePoint time_now = now();
     for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
         Holder* holder = d_.by_route_[index];
-        if (holder == nullptr || !holder->usable()) { continue; }
+        if (holder == nullptr || !holder->usable() || !takes(*holder, task)) { continue; }
         const std::pair<const Holder*, std::uint32_t> refusal(holder, d_.routes_->workers[index].epoch);
         if (std::ranges::find(task.failed, refusal) != task.failed.end()) { continue; }
         const double time = mode_ == wire::Mode::partial ? holder->load + units
@@ -149,6 +150,10 @@ Dispatcher::Holder* Dispatcher::Call::choose(const Task& task) const {
         }
     }
     return best != nullptr && !best_is_preferred && d_.local_ != nullptr ? nullptr : best;
+}
+
+bool Dispatcher::Call::takes(const Holder& holder, const Task& task) const {
+    return bytes_for(task.positions.size()) + wire::ComputeRequest::kHeaderBytes <= holder.link->peer_limit();
 }
 
 double Dispatcher::Call::speed_of(const Holder& holder, TimePoint time) const {

@@ -32,6 +32,8 @@ class Dispatcher::Call {
     // The holder that would finish a task first; in partial mode by load alone, so that the groups that are summed
     // together follow from the placement and never from timing.
     Holder* choose(const Task& task) const;
+    // Whether a request with that alone is within what the holder's link takes.
+    bool takes(const Holder& holder, const Task& task) const;
     // All pairs of one expert: its task.
     Task whole_task(std::uint16_t expert) const;
     // Its pairs have come, from whoever was first.

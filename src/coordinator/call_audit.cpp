@@ -52,7 +52,7 @@ void Dispatcher::Call::draw_checks(const Task& task, const Holder* holder, Chose
     const TimePoint time = std::chrono::steady_clock::now();
     for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
         Holder* other = d_.by_route_[index];
-        const bool can = other != nullptr && other != holder && other->usable() &&
+        const bool can = other != nullptr && other != holder && other->usable() && takes(*other, task) &&
                          other->watch.failures_in_a_row() == 0 && other->watch.preferred(time);
         if (can && (by == nullptr || other->load < by->load)) { by = other; }
     }

@@ -158,8 +158,9 @@ class DispatcherTest : public testing::Test {
         dispatcher_->set_manifest(manifest_, {});
     }
 
-    // A worker that holds `experts`.
-    Peer& add(const std::vector<std::uint16_t>& experts, Peer::Behaviour behave) {
+    // A worker that holds `experts`, and takes requests of at most so many bytes.
+    Peer& add(const std::vector<std::uint16_t>& experts, Peer::Behaviour behave,
+              std::uint32_t max_frame = wire::kMaxComputeBytes) {
         const std::string name = "worker-" + std::to_string(peers_.size());
         auto route = std::make_unique<wire::fb::RouteT>();
         route->worker = route->name = name;
@@ -168,7 +169,9 @@ class DispatcherTest : public testing::Test {
         dispatcher_->set_routes(std::make_shared<const Routes>(make_routes(routes_, manifest_->model).value()));
         auto fds = net::socket_pair().value();
         peers_.push_back(std::make_unique<Peer>(std::move(fds.second), std::move(behave)));
-        dispatcher_->add_link(name, net::Link::plain(std::move(fds.first), name));
+        auto link = net::Link::plain(std::move(fds.first), name);
+        link->set_peer_limit(max_frame);
+        dispatcher_->add_link(name, std::move(link));
         return *peers_.back();
     }
 
@@ -369,6 +372,16 @@ TEST_F(DispatcherTest, what_the_model_does_not_have_is_refused) {
     work.layer = kLayer;
     work.n_tokens = 1u << 17;
     EXPECT_EQ(dispatcher_->compute_rows(work, out).error().kind, ErrorKind::invalid);
+}
+
+TEST_F(DispatcherTest, a_worker_is_sent_nothing_that_it_would_not_take) {
+    make({});
+    Peer& small = add(kAll, honest, 64);
+    EXPECT_FALSE(works(2)) << "nobody takes it";
+    Peer& large = add(kAll, honest);
+    EXPECT_TRUE(works(2));
+    EXPECT_EQ(small.n_requests, 0);
+    EXPECT_GT(large.n_requests, 0);
 }
 
 TEST_F(DispatcherTest, a_worker_that_comes_back_is_used_again) {

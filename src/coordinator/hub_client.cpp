@@ -25,6 +25,7 @@ constexpr int kMissedHeartbeats = 10;
 // A hub that was started again has so long to find its workers and to probe them.
 constexpr Duration kHold = 30s;
 // That wait while the hub is away.
+constexpr Duration kAcceptPause = 1s;
 constexpr std::size_t kMaxDisputes = 64;
 // For experts that audits need.
 constexpr std::uint64_t kCheckerBytes = 64u << 20;
@@ -400,6 +401,7 @@ void HubClient::turn(net::Link* hub, Duration timeout) {
                        fmt::format("data link: {}: has not said in time who it is", caller.link->name()));
     }
     std::erase_if(callers_, [](const Caller& caller) { return caller.done; });
+    if (now() < accept_again_) { return; }
     if (entries[1].revents != 0) { accept(tcp_, true); }
     if (entries[2].revents != 0) { accept(unix_, false); }
 }
@@ -408,7 +410,9 @@ void HubClient::accept(net::Listener& listener, bool encrypted) {
     while (true) {
         auto accepted = listener.accept();
         if (!accepted) {
-            log_warn("data links: {}", accepted.error().message);
+            // Out of descriptors, say: whoever knocks goes on knocking, so look away for a moment.
+            refusals_.say("accept", fmt::format("data links: {}", accepted.error().message));
+            accept_again_ = now() + kAcceptPause;
             return;
         }
         if (!*accepted) { return; }
@@ -464,6 +468,7 @@ void HubClient::greet(Caller& caller) {
     welcome.features = wire::features();
     if (const Status status = net::send_message(*caller.link, std::move(welcome)); !status) { return; }
     log_info("data link from worker {} ({})", worker->name, from);
+    if (hello->max_frame != 0) { caller.link->set_peer_limit(hello->max_frame); }
     dispatcher_.add_link(hello->worker, std::move(caller.link));
 }
 

@@ -104,6 +104,7 @@ class HubClient {
     // Of the control thread alone.
     std::vector<Caller> callers_;
     Refusals refusals_;
+    TimePoint accept_again_{};
     std::shared_ptr<const Routes> routes_;  // the hub's last word, which says who may dial
     std::shared_ptr<const Routes> used_;    // what the dispatcher goes by
     TimePoint hold_until_{};

@@ -93,6 +93,9 @@ Result<Settings> read_settings() {
     settings.hub.process = fmt::format("{}[{}]", process_name(), ::getpid());
     LINKCPP_TRY(settings.hub.max_callers, number("LINKCPP_MAX_CALLERS", settings.hub.max_callers));
     LINKCPP_TRY(settings.hub.hello_time, seconds("LINKCPP_HELLO_TIME", settings.hub.hello_time));
+    if (settings.hub.hello_time <= Duration::zero()) {
+        return fail(ErrorKind::invalid, "LINKCPP_HELLO_TIME: expected more than 0, or no worker could ever say hello");
+    }
     if (const std::string_view frame = variable("LINKCPP_MAX_FRAME"); !frame.empty()) {
         auto bytes = parse_bytes(frame);
         if (!bytes) { return fail_with("LINKCPP_MAX_FRAME", bytes.error()); }

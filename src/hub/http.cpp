@@ -35,6 +35,33 @@ SliceIndex index_slices(const model::Manifest& manifest) {
     return index;
 }
 
+// Threads for requests, and places for connections that wait for one; whoever finds none is turned away by the thread
+// that accepts.
+class Pool : public httplib::TaskQueue {
+  public:
+    explicit Pool(std::size_t n_threads) : most_(kWaitingPerThread * n_threads), threads_(n_threads) {}
+
+    void enqueue(std::function<void()> work) override {
+        if (n_waiting_.load() >= most_) {
+            const HttpsGuests::TurningAway turning_away;
+            work();
+            return;
+        }
+        ++n_waiting_;
+        threads_.enqueue([this, work = std::move(work)] {
+            --n_waiting_;
+            work();
+        });
+    }
+    void shutdown() override { threads_.shutdown(); }
+
+  private:
+    static constexpr std::size_t kWaitingPerThread = 4;
+    std::size_t most_;
+    std::atomic<std::size_t> n_waiting_{0};
+    httplib::ThreadPool threads_;
+};
+
 std::string_view bearer_token(const httplib::Request& request, std::string& storage) {
     static constexpr std::string_view kPrefix = "Bearer ";
     storage = request.get_header_value("Authorization");
@@ -101,7 +128,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
     SSL_CTX_set_min_proto_version(server.ssl_context(), TLS1_3_VERSION);
     http->guests_->watch(server.ssl_context());
     // A kept-alive connection holds a thread; each worker keeps one while it loads.
-    server.new_task_queue = [n = limits.requests] { return new httplib::ThreadPool(n); };
+    server.new_task_queue = [n = limits.requests] { return new Pool(n); };
     server.set_keep_alive_max_count(kRequestsPerConnection);
     server.set_keep_alive_timeout(kIdleS);
     server.set_read_timeout(kReadTimeoutS);
@@ -143,9 +170,13 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
                    sent += response.body.empty() ? 0 : 1;
                });
     const auto operate = [run = source.operate](Command command) {
-        // What is wanted stands in the address: a body is not waited for.
+        // What is wanted stands in the address. Without a length no body is waited for; one that is announced is read,
+        // or it would be taken for the next request.
         return [run, command](const httplib::Request& request, httplib::Response& response,
-                              const httplib::ContentReader& /*body*/) {
+                              const httplib::ContentReader& body) {
+            if (request.has_header("Content-Length") || request.has_header("Transfer-Encoding")) {
+                body([](const char*, std::size_t) { return true; });
+            }
             Arguments arguments;
             for (const auto& [name, value] : request.params) { arguments[name] = value; }
             const Result<std::string> done = run(command, arguments);
@@ -179,7 +210,9 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
 
 void HttpServer::start() {
     thread_ = std::thread([this] {
-        server_->listen_after_bind();
+        try {
+            server_->listen_after_bind();
+        } catch (const std::exception& error) { log_error("HTTPS has ended: {}", error.what()); }
         ended_ = true;
     });
 }

@@ -82,6 +82,8 @@ class HttpServer {
     ~HttpServer();
     // Starts the server's threads.
     void start();
+    // To be called about once a second, from any thread.
+    void sweep(TimePoint now) { guests_->sweep(now); }
     std::uint16_t port() const { return port_; }
     // From any thread: slices that were asked for and sent.
     std::uint64_t slices_sent() const { return slices_sent_; }

@@ -1,7 +1,9 @@
 #include "hub/https_guests.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <openssl/ssl.h>
@@ -10,6 +12,8 @@
 #include "net/socket.h"
 
 namespace linkcpp::hub {
+
+thread_local bool HttpsGuests::turning_away_ = false;
 
 HttpsGuests::HttpsGuests(std::size_t per_address, Duration hello_time, Refused refused)
     : per_address_(per_address), hello_time_(hello_time), refused_(std::move(refused)) {}
@@ -46,29 +50,45 @@ void HttpsGuests::on_free(void* /*parent*/, void* guest, CRYPTO_EX_DATA* /*data*
 void HttpsGuests::arrived(SSL* connection) {
     const int fd = SSL_get_fd(connection);
     const std::string name = net::peer_name(fd);
+    if (turning_away_) {
+        ::shutdown(fd, SHUT_RDWR);  // its handshake reads an end
+        refused_("HTTPS: too many wait",
+                 fmt::format("HTTPS: {}: turned away, too many wait (serve --https-requests)", name));
+        return;
+    }
     const std::string from(net::host_of(name));
-    const TimePoint now = std::chrono::steady_clock::now();
-    std::string why;
+    std::size_t n_here = 0;
     {
         const std::lock_guard lock(mutex_);
-        std::size_t n_here = 0;
-        for (const Guest& guest : guests_) {
-            n_here += guest.from == from ? 1 : 0;
-            // Its thread reads an end, and lets it go.
-            if (!guest.let_in && now - guest.since > hello_time_) { ::shutdown(guest.fd, SHUT_RDWR); }
-        }
+        n_here = static_cast<std::size_t>(
+            std::ranges::count_if(guests_, [&](const Guest& guest) { return !guest.let_in && guest.from == from; }));
         if (n_here < per_address_) {
-            Guest& guest = guests_.emplace_back(Guest{this, from, fd, now});
+            Guest& guest = guests_.emplace_back(Guest{this, from, fd, std::chrono::steady_clock::now()});
             guest.self = std::prev(guests_.end());
             SSL_set_ex_data(connection, ssl_index(), &guest);
             return;
         }
-        ::shutdown(fd, SHUT_RDWR);
-        why = fmt::format(
-            "HTTPS: {}: turned away, {} connections are open from there already (serve --https-per-address)", from,
-            n_here);
     }
-    refused_("HTTPS: too many from one address", why);
+    ::shutdown(fd, SHUT_RDWR);
+    refused_("HTTPS: too many from one address",
+             fmt::format("HTTPS: {}: turned away, {} from there have shown no token yet (serve --https-per-address)",
+                         from, n_here));
+}
+
+void HttpsGuests::sweep(TimePoint now) {
+    std::vector<std::string> cut;
+    {
+        const std::lock_guard lock(mutex_);
+        for (Guest& guest : guests_) {
+            if (guest.let_in || guest.cut || now - guest.since <= hello_time_) { continue; }
+            ::shutdown(guest.fd, SHUT_RDWR);
+            guest.cut = true;
+            cut.push_back(guest.from);
+        }
+    }
+    for (const std::string& from : cut) {
+        refused_("HTTPS: no token in time", fmt::format("HTTPS: {}: has shown no token in time", from));
+    }
 }
 
 void HttpsGuests::left(const Guest& guest) {
@@ -80,11 +100,6 @@ void HttpsGuests::let_in(const SSL* connection) {
     auto* guest = static_cast<Guest*>(SSL_get_ex_data(connection, ssl_index()));
     const std::lock_guard lock(mutex_);
     if (guest != nullptr) { guest->let_in = true; }
-}
-
-std::size_t HttpsGuests::size() const {
-    const std::lock_guard lock(mutex_);
-    return guests_.size();
 }
 
 }  // namespace linkcpp::hub

@@ -1,6 +1,6 @@
-// Who is connected to the HTTPS side: so many from one address and no more, and who has not shown a token in time gives
-// way to others. cpp-httplib tells nobody of its connections; OpenSSL does, when a handshake begins and when a
-// connection's TLS state is freed, which is before its socket is closed.
+// Who is connected to the HTTPS side and has not shown a token: so many from one address and no more, and each only for
+// a while. cpp-httplib tells nobody of its connections; OpenSSL does, when a handshake begins and when a connection's
+// TLS state is freed, which is before its socket is closed.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,18 @@ class HttpsGuests {
     void watch(SSL_CTX* context);
     // It has shown a valid token.
     void let_in(const SSL* connection);
-    std::size_t size() const;
+    // To be called now and then: who has had its time is cut off.
+    void sweep(TimePoint now);
+
+    // While this lives, whoever begins a handshake on this thread is turned away: all threads are taken, and so are the
+    // places to wait for one.
+    class TurningAway {
+      public:
+        TurningAway() { turning_away_ = true; }
+        ~TurningAway() { turning_away_ = false; }
+        TurningAway(const TurningAway&) = delete;
+        TurningAway& operator=(const TurningAway&) = delete;
+    };
 
   private:
     struct Guest {
@@ -35,6 +46,7 @@ class HttpsGuests {
         int fd;
         TimePoint since;
         bool let_in = false;
+        bool cut = false;
         std::list<Guest>::iterator self{};
     };
     // OpenSSL's callbacks.
@@ -46,6 +58,7 @@ class HttpsGuests {
     void arrived(SSL* connection);
     void left(const Guest& guest);
 
+    static thread_local bool turning_away_;
     std::size_t per_address_;
     Duration hello_time_;
     Refused refused_;

@@ -166,14 +166,14 @@ void Hub::accept() {
         if (!accepted) {
             // Out of descriptors, say: whoever knocks goes on knocking, so look away for a moment.
             accept_again_ = now() + kAcceptPause;
-            log_warn("{}", accepted.error().message);
+            refusals_.say("accept", accepted.error().message);
             return;
         }
         if (!*accepted) { return; }
         if (!may_come((*accepted)->from)) { continue; }
         auto link = net::Link::tls_server(std::move((*accepted)->fd), (*accepted)->from, tls_);
         if (!link) {
-            log_warn("{}: {}", (*accepted)->from, link.error().message);
+            refusals_.say("TLS", fmt::format("{}: {}", (*accepted)->from, link.error().message));
             continue;
         }
         auto peer = std::make_unique<Peer>();
@@ -236,7 +236,8 @@ void Hub::serve(Peer& peer) {
 void Hub::drop(Peer& peer, const Error& error) {
     if (std::exchange(peer.gone, true)) { return; }
     if (peer.role == fb::Role::none) {
-        refusals_.say("strangers", error.message);
+        // A crowd that knocks and goes hides nobody whose token has ended.
+        refusals_.say(fmt::format("stranger: {}", to_string(error.kind)), error.message);
     } else {
         log_line(error.kind == ErrorKind::disconnected ? LogLevel::info : LogLevel::warn, error.message);
     }
@@ -371,6 +372,7 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
         peer.hello.token.clear();
         return welcome_coordinator(peer);
     }
+    if (peer.gone) { return {}; }  // it could not be told all of that
     swarm_.joined(peer.id, hello, now());
     admission_.joined(peer.id, hello.name);
     note_event(peer.id, "joined");
@@ -603,6 +605,7 @@ void Hub::heartbeat() {
     if (now() < next_heartbeat_) { return; }
     next_heartbeat_ = now() + options_.heartbeat;
     end_tokens();
+    http_->sweep(now());
     for (const auto& peer : peers_) {
         const bool strange = peer->role == fb::Role::none;
         const Duration silent = now() - (strange ? peer->since : peer->heard);

@@ -45,8 +45,8 @@ struct HubLimits {
     Duration hello_time = std::chrono::seconds(5);       // until a stranger must have said it
     std::size_t message_bytes = wire::kMaxControlBytes;  // of a peer's, once it is let in
     std::size_t queued_bytes = 64u << 20;                // that wait for one peer, before it is given up
-    std::size_t https_requests = 64;                     // at a time
-    std::size_t https_per_address = 48;                  // connections to HTTPS from one address
+    std::size_t https_requests = 80;                     // at a time
+    std::size_t https_per_address = 48;  // connections to HTTPS from one address that have shown no token yet
 };
 
 struct HubOptions {

@@ -162,13 +162,14 @@ Result<std::string> Hub::clear(const std::string& worker) {
 Result<std::string> Hub::drain(const std::string& worker, bool drained) {
     LINKCPP_TRY(const std::string id, swarm_.find(worker));
     const std::string name = swarm_.workers().at(id).hello.name;
+    const std::string answer = to_text({{"worker", name}, {"id", id}});
     if (!swarm_.set_drained(id, drained, now())) {
-        if (drained) { return name; }  // whoever asks again wants to know when it is empty
+        if (drained) { return answer; }  // whoever asks again wants to know when it is empty
         return fail(ErrorKind::invalid, "worker {} is not drained", name);
     }
     log_info("worker {} {}", name, drained ? "gives its slices to others" : "gets slices again");
     note_event(id, drained ? "is being drained" : "gets slices again");
-    return name;
+    return answer;
 }
 
 }  // namespace linkcpp::hub

@@ -78,6 +78,10 @@ class Link {
     // Largest payload accepted from now on (wire::kMaxHelloBytes until it is raised).
     void set_limit(std::uint32_t max_payload_bytes) { limit_ = max_payload_bytes; }
 
+    // Largest payload that the peer takes, as it has said (wire::kMaxComputeBytes until it has).
+    void set_peer_limit(std::uint32_t bytes) { peer_limit_ = bytes; }
+    std::uint32_t peer_limit() const { return peer_limit_; }
+
     // How many bytes may wait to be written (kMaxQueuedBytes until it is set).
     void set_queue_limit(std::size_t bytes) { queue_limit_ = bytes; }
 
@@ -127,6 +131,7 @@ class Link {
     bool established_ = true;
     bool want_write_ = false;  // the handshake has not begun: a connect may still be under way
     std::uint32_t limit_ = wire::kMaxHelloBytes;
+    std::uint32_t peer_limit_ = wire::kMaxComputeBytes;
     std::size_t queue_limit_ = kMaxQueuedBytes;
 
     RawBytes out_;  // queued bytes from out_begin_ on

@@ -7,8 +7,9 @@
 namespace linkcpp::store {
 namespace {
 
-constexpr long kConnectSeconds = 10;
-constexpr long kStallSeconds = 30;
+long whole_seconds(Duration time) {
+    return static_cast<long>(std::chrono::ceil<std::chrono::seconds>(time).count());
+}
 
 struct Sink {
     Bytes bytes;
@@ -66,6 +67,9 @@ struct HttpsClient::Handle {
 };
 
 HttpsClient::HttpsClient(net::Address address, const Digest& fingerprint, std::string token)
+    : HttpsClient(std::move(address), fingerprint, std::move(token), Patience()) {}
+
+HttpsClient::HttpsClient(net::Address address, const Digest& fingerprint, std::string token, const Patience& patience)
     : handle_(std::make_unique<Handle>()), address_(std::move(address)), token_(std::move(token)) {
     static const CURLcode once = curl_global_init(CURL_GLOBAL_DEFAULT);
     (void)once;
@@ -79,9 +83,9 @@ HttpsClient::HttpsClient(net::Address address, const Digest& fingerprint, std::s
     curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "https");
     curl_easy_setopt(curl, CURLOPT_PROXY, "");
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, kConnectSeconds);
+    curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, whole_seconds(patience.connect));
     curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
-    curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, kStallSeconds);
+    curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, whole_seconds(patience.stall));
     curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, 512L << 10);
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, receive);
 }

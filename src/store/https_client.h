@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/sha256.h"
 #include "net/socket.h"
@@ -18,8 +19,14 @@ namespace linkcpp::store {
 // Keeps its connection between calls. One thread at a time.
 class HttpsClient {
   public:
+    // How long to wait for a connection, and then for the next byte; whole seconds.
+    struct Patience {
+        Duration connect = std::chrono::seconds(10);
+        Duration stall = std::chrono::seconds(30);
+    };
     // `token`: sent as bearer token, after the key has been checked.
     HttpsClient(net::Address address, const Digest& fingerprint, std::string token);
+    HttpsClient(net::Address address, const Digest& fingerprint, std::string token, const Patience& patience);
     ~HttpsClient();
     HttpsClient(const HttpsClient&) = delete;
     HttpsClient& operator=(const HttpsClient&) = delete;

@@ -32,7 +32,7 @@ struct FrameHeader {
 inline constexpr std::uint32_t kMaxHelloBytes = 64u << 10;
 inline constexpr std::uint32_t kMaxControlBytes = 32u << 20;
 inline constexpr std::uint32_t kMaxComputeBytes = 256u << 20;
-inline constexpr std::uint32_t kMinComputeLimit = 1u << 20;  // nobody may accept less on a data link
+inline constexpr std::uint32_t kMinComputeLimit = 32u << 20;  // nobody may take less on a data link
 
 std::array<std::byte, FrameHeader::kBytes> encode(const FrameHeader& header);
 

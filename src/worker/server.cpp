@@ -87,9 +87,11 @@ class Server::AtWork {
     Lock& lock_;
 };
 
-Server::Server(expert::Engine& engine, std::uint32_t max_frame)
+Server::Server(expert::Engine& engine) : Server(engine, Limits()) {}
+
+Server::Server(expert::Engine& engine, const Limits& limits)
     : engine_(engine),
-      max_frame_(max_frame),
+      limits_(limits),
       thread_([this](const std::stop_token& stop) { run(stop); }),
       pulse_thread_([this](const std::stop_token& stop) { pulse(stop); }) {}
 
@@ -147,8 +149,8 @@ void Server::work_one(Lock& lock) {
 void Server::adopt() {
     const std::lock_guard lock(inbox_mutex_);
     for (Client& client : inbox_) {
-        client.link->set_limit(max_frame_);
-        client.link->set_queue_limit(max_frame_);
+        client.link->set_limit(limits_.frame_bytes);
+        client.link->set_queue_limit(limits_.queued_bytes);
         clients_.push_back(std::move(client));
     }
     inbox_.clear();

@@ -38,8 +38,12 @@ struct ServerStats {
 
 class Server {
   public:
-    // `max_frame`: bytes of one request, and of what waits to be written on one link.
-    explicit Server(expert::Engine& engine, std::uint32_t max_frame = wire::kMaxComputeBytes);
+    struct Limits {
+        std::uint32_t frame_bytes = wire::kMaxComputeBytes;     // of one request
+        std::size_t queued_bytes = net::Link::kMaxQueuedBytes;  // that wait to be written on one link
+    };
+    explicit Server(expert::Engine& engine);
+    Server(expert::Engine& engine, const Limits& limits);
     ~Server();
 
     // From any thread. The link has passed its hello; `alive` is set to false when the server has let it go.
@@ -88,7 +92,7 @@ class Server {
                             std::uint32_t compute_us);
 
     expert::Engine& engine_;
-    std::uint32_t max_frame_;
+    Limits limits_;
     ServerStats stats_;
     net::Wakeup wake_;
     net::Wakeup closed_;

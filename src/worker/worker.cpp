@@ -62,7 +62,7 @@ Worker::Worker(WorkerOptions options, net::Identity identity, net::TlsContext tl
       engine_(std::move(engine)),
       loader_(*engine_, store_),
       prober_(*engine_, server_),
-      server_(*engine_, options_.max_frame) {}
+      server_(*engine_, options_.limits) {}
 
 Result<std::unique_ptr<Worker>> Worker::make(WorkerOptions options, net::Identity identity) {
     LINKCPP_TRY(const expert::Device device, find_device(options));
@@ -206,11 +206,19 @@ Status Worker::assign(const fb::AssignT& assign) {
 
 void Worker::set_coordinators(const fb::CoordinatorsT& coordinators) {
     std::map<std::string, Peer> peers;
-    for (const auto& coordinator : coordinators.coordinators) {
+    std::set<std::string> left_out;
+    // Who is served already comes first.
+    std::vector<const fb::CoordinatorT*> wanted;
+    for (const auto& coordinator : coordinators.coordinators) { wanted.push_back(coordinator.get()); }
+    std::ranges::stable_partition(wanted, [this](const auto* each) { return peers_.contains(each->id); });
+    for (const fb::CoordinatorT* coordinator : wanted) {
         if (peers.size() >= options_.max_programs) {
-            refusals_.note("too many programs",
-                           fmt::format("coordinator {}: not served, {} are already (join --max-programs)",
-                                       one_line(coordinator->id.substr(0, 12)), peers.size()));
+            if (!left_out_.contains(coordinator->id)) {
+                refusals_.note("too many programs",
+                               fmt::format("coordinator {}: not served, {} are already (join --max-programs)",
+                                           one_line(coordinator->id.substr(0, 12)), peers.size()));
+            }
+            left_out.insert(coordinator->id);
             continue;
         }
         const auto known = peers_.find(coordinator->id);
@@ -220,6 +228,7 @@ void Worker::set_coordinators(const fb::CoordinatorsT& coordinators) {
                                                                now(), Backoff(kFirstDelay, kMaxDelay)});
     }
     for (const std::string& id : coordinators.revoked) { server_.drop(id); }
+    left_out_ = std::move(left_out);
     peers_ = std::move(peers);  // links to coordinators that are gone end by themselves
 }
 
@@ -259,6 +268,7 @@ Status Worker::dial_one(const fb::CoordinatorT& coordinator, const std::shared_p
     hello.model_id = wire::encode_digest(model_id_);
     hello.epoch = loader_.state().epoch;
     hello.features = wire::features();
+    hello.max_frame = options_.limits.frame_bytes;
     LINKCPP_CHECK(net::send_message(*link, std::move(hello)));
     LINKCPP_TRY(const auto answer, net::receive_message_blocking(*link, kDialTimeout));
     if (const auto* refused = answer->body.AsRefused()) {

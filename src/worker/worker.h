@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -38,8 +39,8 @@ struct WorkerOptions {
     unsigned n_threads = 0;          // 0: all processors
     std::uint64_t memory_bytes = 0;  // for slices; 0: most of what is free
     std::filesystem::path store_dir;
-    std::size_t max_programs = 64;                     // that it keeps links to
-    std::uint32_t max_frame = wire::kMaxComputeBytes;  // see Server
+    std::size_t max_programs = 64;  // that it keeps links to
+    Server::Limits limits;          // of each of these
 };
 
 class Worker {
@@ -89,6 +90,7 @@ class Worker {
     std::vector<std::uint32_t>
         epochs_;  // of the sets of slices of this model that it was told to hold, the latest last
     std::map<std::string, Peer> peers_;  // by coordinator id
+    std::set<std::string> left_out_;     // coordinators beyond those that are served
     Refusals refusals_;
     std::uint64_t asked_ = 0;  // sequence of the hub's last question
 };

@@ -251,6 +251,7 @@ class Honest(SwarmTest):
             with self.subTest(kind):
                 self.check(kind, ("--audit", 1, "--no-local-experts"))
                 self.swarm.close()
+                self.assertEqual(self.swarm.reports, "")
                 self.swarm = Swarm()
 
     def test_checked_by_the_coordinator_as_sums(self):

@@ -14,7 +14,7 @@ import time
 import models
 from case import PROMPT, SERVER_ARGUMENTS, SwarmTest, completion
 from server import Server, free_port
-from swarm import bin_dir, wait_for
+from swarm import SLOWNESS, bin_dir, wait_for
 
 
 class Files(SwarmTest):
@@ -145,7 +145,8 @@ class Processes(SwarmTest):
         self.swarm.hub.stop()
         self.swarm.hub, self.swarm.line = first, line
         self.assertEqual(len(self.swarm.status()["workers"]), 1)
-        self.swarm.hub.kill()  # leaves its file behind
+        os.kill(next(pid for pid, command in self.swarm.running().items() if " serve --hub-only" in command), signal.SIGSTOP)
+        self.swarm.hub.kill()  # and the hub with it: its file is left behind
         self.assert_refused(self.swarm.linkcpp("status", timeout=20), "no hub.*linkcpp serve")
 
     def test_programs_without_standard_streams_run(self):
@@ -266,20 +267,45 @@ class Strangers(SwarmTest):
         return connection
 
     def test_on_the_https_side_are_limited_in_number_and_time(self):
-        self.swarm.serve(models.path_of("Q8_0"), "--https-per-address", 4, "--hello-time", 1)
-        start = time.monotonic()
-        first = [self.https() for _ in range(4)]  # `linkcpp status` would be a fifth
+        self.swarm.serve(models.path_of("Q8_0"), "--https-per-address", 4, "--hello-time", 3)
+        token = self.swarm.line.split("/")[-1].split("?")[0]
+        strangers = [self.https() for _ in range(4)]
+        for connection in strangers:  # never silent for long, and never done
+            connection.sendall(b"GET /status HTTP/1.1\r\nX-A: ")
         with self.assertRaises(OSError):
             self.https().do_handshake()
-        # They have had their time: who means it is let in.
-        while self.swarm.status() is None:
-            self.assertLess(time.monotonic() - start, 20)
-        self.assertGreater(time.monotonic() - start, 1)
-        for connection in first:
-            connection.settimeout(10)
-            self.assertEqual(connection.recv(1), b"")
-        self.assertGreaterEqual(self.swarm.status()["refused"]["HTTPS: too many from one address"], 1)
-        self.assertRegex(self.swarm.hub.err(), "HTTPS: 127.0.0.1: turned away, 4 connections .*--https-per-address")
+        open_ones, start = list(strangers), time.monotonic()
+        while open_ones:
+            self.assertLess(time.monotonic() - start, 15 * SLOWNESS)
+            time.sleep(0.3)
+            for connection in list(open_ones):
+                try:
+                    connection.sendall(b"a")
+                except OSError:
+                    open_ones.remove(connection)
+        member = http.client.HTTPConnection("hub")
+        member.sock = self.https()
+        begin = time.monotonic()
+        while time.monotonic() - begin < 5:  # longer than a stranger may stay
+            member.request("GET", "/status", headers={"Authorization": f"Bearer {token}"})
+            answer = member.getresponse()
+            answer.read()
+            self.assertEqual(answer.status, 200)
+            time.sleep(0.3)
+        refused = self.swarm.status()["refused"]
+        self.assertEqual((refused["HTTPS: too many from one address"], refused["HTTPS: no token in time"]), (1, 4))
+        self.assertRegex(self.swarm.hub.err(), "HTTPS: 127.0.0.1: turned away, 4 .*--https-per-address")
+
+    def test_on_the_https_side_do_not_take_all_places(self):
+        self.swarm.serve(models.path_of("Q8_0"), "--https-requests", 4, "--https-per-address", 3, "--hello-time", 2)
+        host, port = re.search("//([^:/]+):([0-9]+)/", self.swarm.line).groups()
+        https = re.search("https=([0-9]+)", self.swarm.line)
+        port = int(https.group(1) if https else int(port) + 1)
+        crowd = [socket.create_connection((host, port)) for _ in range(200)]
+        self.addCleanup(lambda: [s.close() for s in crowd])
+        wait_for(self.swarm.status, 10, "a place")
+        refused = self.swarm.status()["refused"]
+        self.assertGreater(refused["HTTPS: too many from one address"] + refused.get("HTTPS: too many wait", 0), 100)
 
     def test_cannot_fill_the_log(self):
         self.swarm.serve(models.path_of("Q8_0"))
@@ -294,7 +320,7 @@ class Strangers(SwarmTest):
                 self.assertIn(b"401", stranger.recv(1000))
         refused = self.swarm.status()["refused"]
         self.assertEqual(refused["HTTPS: no valid token"], 50)
-        self.assertGreater(refused["broken message"], 100)
+        self.assertGreater(refused["broken message"], 20)  # the others gave way before they were read
         self.assertLess(len(self.swarm.hub.err()) - before, 2000)
 
     def test_at_a_program_are_counted_too(self):
@@ -302,13 +328,12 @@ class Strangers(SwarmTest):
         port, data = free_port(), free_port()
         self.swarm.start_exec("llama-server", "-m", models.path_of("Q8_0"), "--port", port, *SERVER_ARGUMENTS,
                               options=("--listen", f"127.0.0.1:{data}"), LINKCPP_MAX_CALLERS=2, LINKCPP_HELLO_TIME=0.5)
-        self.swarm.wait_status(lambda s: s["coordinators"], "the program")
+        self.swarm.wait_status(lambda s: s["coordinators"] and any(link["condition"] == "good" for link in s["coordinators"][0]["links"]),
+                               "the program and its worker")
         idle = [socket.create_connection(("127.0.0.1", data)) for _ in range(6)]
         self.addCleanup(lambda: [s.close() for s in idle])
-        def turned_away(status):
-            return status["coordinators"][0]["turned_away"]
-        status = self.swarm.wait_status(lambda s: "no hello in time" in turned_away(s), "the silent ones")
-        self.assertEqual(turned_away(status), {"too many strangers": 4, "no hello in time": 2})
+        self.swarm.wait_status(lambda s: s["coordinators"][0]["turned_away"] == {"too many strangers": 4, "no hello in time": 2},
+                               "the silent ones")
         self.assertIn("too many strangers", self.swarm.linkcpp("status").out().decode())
 
     def test_programs_beyond_what_a_worker_serves_are_not_served(self):
@@ -317,7 +342,7 @@ class Strangers(SwarmTest):
         self.swarm.wait_covered()
         first = self.server_on_swarm("Q8_0")
         other = self.swarm.start_exec("llama-completion", *completion("Q8_0", n_tokens=4), LINKCPP_COVERAGE_WAIT=2)
-        self.assert_refused(other, "worker")
+        self.assert_refused(other, "(have no|no worker|lack).*")
         self.assertRegex(worker.err(), "not served, 1 are already .join --max-programs.")
         self.assertEqual(self.swarm.status()["workers"][0]["turned_away"], {"too many programs": 1})
         first.complete("And", 4)

@@ -59,7 +59,7 @@ def _die_with_parent():
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def wait_for(condition, timeout, what):
+def wait_for(condition, timeout, what, pause=POLL_S):
     """The first true value of condition(); TimeoutError with `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout * SLOWNESS
     while True:
@@ -68,7 +68,7 @@ def wait_for(condition, timeout, what):
             return value
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {timeout} s")
-        time.sleep(POLL_S)
+        time.sleep(pause)
 
 
 def said_all(program, process):
@@ -163,6 +163,8 @@ class Swarm:
 
     def __exit__(self, *_):
         self.close()
+        if self.reports:
+            raise RuntimeError(f"sanitizer:\n{self.reports}")
 
     def close(self):
         """Ends every process, removes the folder; returns the logs."""
@@ -280,7 +282,8 @@ class Swarm:
         def check():
             status = self.status()
             return status if status and condition(status) else None
-        return wait_for(check, timeout, what)
+        # With a sanitizer a status takes most of a second of a core that the swarm needs.
+        return wait_for(check, timeout, what, POLL_S if SLOWNESS == 1 else 0.5)
 
     def wait_covered(self, timeout=START_S):
         """Until every slice has as many live holders as were asked for."""
