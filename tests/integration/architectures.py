@@ -26,7 +26,7 @@ import tempfile
 from pathlib import Path
 
 from gguf import Gguf
-from swarm import Swarm, bin_dir, llama_dir
+from swarm import SLOWNESS, Swarm, bin_dir, llama_dir
 
 N_BATCH, N_SINGLES = 17, 8
 N_EVALUATIONS = 1 + N_SINGLES
@@ -47,7 +47,7 @@ def run_generator(folder, seed, architecture=None):
     environment = {**os.environ, "LD_PRELOAD": str(bin_dir() / "libload_backends.so")}
     done = subprocess.run([llama_dir() / "test-llama-archs", "-o", folder, "-s", str(seed),
                            *(["-a", architecture] if architecture else [])], env=environment,
-                          capture_output=True, text=True, timeout=300)
+                          capture_output=True, text=True, timeout=300 * SLOWNESS)
     if done.returncode != 0:
         raise RuntimeError(f"test-llama-archs failed:\n{done.stderr[-3000:]}")
 
@@ -67,7 +67,7 @@ def generate(folder, seed, architecture=None):
 
 def inspect(path):
     """`linkcpp inspect --json`; None of a model without routed experts."""
-    done = subprocess.run([bin_dir() / "linkcpp", "inspect", path, "--json"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([bin_dir() / "linkcpp", "inspect", path, "--json"], capture_output=True, text=True, timeout=60 * SLOWNESS)
     if done.returncode == 0:
         return json.loads(done.stdout)
     if "without routed experts" in done.stderr:
@@ -96,7 +96,7 @@ def quantize(model, kind, n_used, architecture, out):
         write_importance(model, importance)
         arguments += ["--imatrix", importance]
     done = subprocess.run([llama_dir() / "llama-quantize", *arguments, model, out, "COPY" if kind == "F32" else kind],
-                          capture_output=True, text=True, timeout=300)
+                          capture_output=True, text=True, timeout=300 * SLOWNESS)
     importance.unlink(missing_ok=True)
     return done.returncode == 0 and out.exists()
 

@@ -37,7 +37,7 @@ def in_quarantine(swarm, name, timeout=20):
 
 def clear(swarm, *arguments, **variables):
     return subprocess.run([bin_dir() / "linkcpp", "clear", *arguments], env={**swarm.environment, **variables},
-                          capture_output=True, text=True, timeout=20)
+                          capture_output=True, text=True, timeout=20 * SLOWNESS)
 
 
 def state_of(status, name):

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import models
 from server import Server, free_port
-from swarm import SAME_ARITHMETIC, Swarm
+from swarm import SAME_ARITHMETIC, SLOWNESS, Swarm
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 PROMPT = "And the LORD said unto Moses,"
+# Tokens that take long enough to do something in their midst.
+N_LONG = 400 if SLOWNESS == 1 else 100
 SERVER_ARGUMENTS = ["-np", 2, "--no-warmup", *SAME_ARITHMETIC]
 
 

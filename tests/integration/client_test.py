@@ -7,13 +7,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import models
-from case import PROMPT, SERVER_ARGUMENTS, SwarmTest
+from case import N_LONG, PROMPT, SERVER_ARGUMENTS, SwarmTest
 from server import Server, free_port
 from swarm import SAME_ARITHMETIC, wait_for
 
 QUESTIONS = ("Who made the heaven and the earth?", "What said the LORD unto Moses in the wilderness?")
 N_TOKENS = 60
-N_LONG = 400
 
 
 class Chat(SwarmTest):

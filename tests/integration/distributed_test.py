@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 
 import models
-from case import PROMPT, SwarmTest
+from case import N_LONG, PROMPT, SwarmTest
 from server import RequestFailed, free_port
 from swarm import wait_for
 
 FAILURE_S = 2  # within which a request must fail that nobody can compute
-N_LONG = 400  # tokens that take long enough to do something in their midst
 
 
 class LosingWorkers(SwarmTest):

@@ -7,7 +7,7 @@ import re
 import models
 from case import DATA, PROMPT, SwarmTest
 from server import Server, free_port
-from swarm import SAME_ARITHMETIC, llama_dir
+from swarm import SAME_ARITHMETIC, SLOWNESS, llama_dir
 
 MODEL = "Q8_0"
 DRAFT = "Q4_K_M"
@@ -88,7 +88,7 @@ class ServerFeatures(SwarmTest):
     """The same requests to a llama-server in one process and to one on the swarm."""
 
     def ask(self, server, method, path, body=None):
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60 * SLOWNESS)
         connection.request(method, path, json.dumps(body) if body is not None else None, {"Content-Type": "application/json"})
         response = connection.getresponse()
         answer = json.loads(response.read())

@@ -7,7 +7,7 @@ import unittest
 from pathlib import Path
 
 from case import SwarmTest
-from swarm import bin_dir
+from swarm import SLOWNESS, bin_dir
 
 # Of the published dispatch and combine against one process, in reference arithmetic.
 LARGEST_DIFFERENCE = 3.6e-12
@@ -24,7 +24,7 @@ class Reference(SwarmTest):
         pass
 
     def run_tool(self, *arguments):
-        done = subprocess.run([str(a) for a in arguments], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([str(a) for a in arguments], capture_output=True, text=True, timeout=120 * SLOWNESS)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 

@@ -88,7 +88,7 @@ class Files(SwarmTest):
     def test_a_join_line_comes_from_a_pipe_but_not_for_ever(self):
         self.swarm.serve(models.path_of("Q8_0"))
         status = subprocess.run([bin_dir() / "linkcpp", "status", "@/dev/stdin"], input=self.swarm.line, text=True,
-                                capture_output=True, env=self.swarm.environment, timeout=20)
+                                capture_output=True, env=self.swarm.environment, timeout=20 * SLOWNESS)
         self.assertEqual(status.returncode, 0, status.stderr)
         pipe = self.swarm.home / "pipe"
         os.mkfifo(pipe)
@@ -155,21 +155,21 @@ class Processes(SwarmTest):
         for redirected in ("2>&-", "<&- >&-", "<&- >&- 2>&-"):
             with self.subTest(redirected=redirected):
                 done = subprocess.run(["sh", "-c", f"{command} {redirected}"], env=self.swarm.environment,
-                                      capture_output=True, timeout=60)
+                                      capture_output=True, timeout=60 * SLOWNESS)
                 self.assertEqual(done.returncode, 0, done.stderr[-2000:])
-        done = subprocess.run(["sh", "-c", f"'{bin_dir() / 'linkcpp'}' inspect /nonexistent 2>&-"], timeout=20)
+        done = subprocess.run(["sh", "-c", f"'{bin_dir() / 'linkcpp'}' inspect /nonexistent 2>&-"], timeout=20 * SLOWNESS)
         self.assertEqual(done.returncode, 1)
 
     def test_output_that_cannot_be_written_is_an_error(self):
         done = subprocess.run(["sh", "-c", f"'{bin_dir() / 'linkcpp'}' inspect '{models.path_of('Q8_0')}' > /dev/full"],
-                              capture_output=True, text=True, timeout=20)
+                              capture_output=True, text=True, timeout=20 * SLOWNESS)
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr, "could not be written")
 
     def test_exec_passes_a_signal_on_once_and_the_program_ends_in_order(self):
         self.swarm.serve(models.path_of("Q8_0"), workers=1)
         server = self.server_on_swarm("Q8_0")
-        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20 * SLOWNESS)
         client.request("POST", "/completion", json.dumps({"prompt": PROMPT, "n_predict": 4000, "stream": True}),
                        {"Content-Type": "application/json"})
         client.getresponse().readline()
