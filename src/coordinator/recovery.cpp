@@ -12,6 +12,8 @@ using namespace std::chrono_literals;
 constexpr double kSmoothing = 0.1;
 // What is beyond so many times the mean scatter is no chance.
 constexpr double kSureScatters = 2;
+// Who is asked second waits while the first one's request is written and answer read: no way of its own.
+constexpr double kOwnUs = 200;
 // A single answer counts for at most so many times the measure, which is taken to be so much at least.
 constexpr double kMostTimes = 4;
 constexpr double kLeastUs = 1000;
@@ -71,7 +73,7 @@ double HolderWatch::freshness(TimePoint now) const {
 }
 
 double HolderWatch::sure_wait_us(TimePoint now) const {
-    return std::max(0.0, wait_us_ - kSureScatters * scatter_us_) * freshness(now);
+    return std::max(0.0, wait_us_ - kSureScatters * scatter_us_ - kOwnUs) * freshness(now);
 }
 
 void HolderWatch::sent(std::uint64_t id, double units, std::size_t n_rows, TimePoint now) {

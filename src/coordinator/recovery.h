@@ -93,8 +93,8 @@ class HolderWatch {
     // measured: who was slow for a moment is given something to do again, now and then.
     double us_per_unit(TimePoint now) const { return us_per_unit_ * freshness(now); }
     double wait_us(TimePoint now) const { return wait_us_ * freshness(now); }
-    // Of that, what is more than chance: by the rest nobody is preferred, or two equal holders would get unequal
-    // shares.
+    // Of that, what is more than chance, and than what this program does between two holders: by the rest nobody is
+    // preferred, or two equal holders would get unequal shares.
     double sure_wait_us(TimePoint now) const;
     int failures_in_a_row() const { return n_failures_; }
     std::uint64_t count(Fault fault) const { return counts_.at(static_cast<std::size_t>(fault)); }

@@ -43,7 +43,7 @@ TEST_F(HolderWatchTest, measures_what_answers_take) {
     measure();
     EXPECT_NEAR(watch_.us_per_unit(now()), 10'000, 1);
     EXPECT_NEAR(watch_.wait_us(now()), 1'000, 1);
-    EXPECT_NEAR(watch_.sure_wait_us(now()), 1'000, 1);
+    EXPECT_NEAR(watch_.sure_wait_us(now()), 800, 1) << "0.2 ms are this program's own";
     const std::uint64_t id = send(3);
     advance(3 * kWork + kWay);
     EXPECT_FALSE(watch_.is_late(id, now()));

@@ -297,9 +297,11 @@ def run(minutes, seed, only):
                 break
         client.stop = True
         client.join(60)
-        grown = [f"{what}: {series[len(series) // 3] >> 20} to {series[-1] >> 20} MiB"
-                 for (what, _), series in memory.items()
-                 if len(series) > 15 and series[-1] > FLAT[0] * series[len(series) // 3] + FLAT[1]]
+        # Of each third the most: what a worker holds, and has held, differs with every drain.
+        thirds = {key: [max(series[i * len(series) // 3:(i + 1) * len(series) // 3]) for i in range(3)]
+                  for key, series in memory.items() if len(series) > 15}
+        grown = [f"{what}: {middle >> 20} to {last >> 20} MiB" for (what, _), (_, middle, last) in thirds.items()
+                 if last > FLAT[0] * middle + FLAT[1]]
         status = chaos.swarm.status()
         report = {
             "seed": seed,
@@ -314,6 +316,7 @@ def run(minutes, seed, only):
                 for kind, delays in sorted(chaos.faults.items()) if (known := [d for d in delays if d is not None])},
             "usual_gap_ms": round(1000 * client.usual_gap, 2),
             "unexpected": chaos.unexpected,
+            "memory_mib": {f"{what}[{pid}]": [most >> 20 for most in three] for (what, pid), three in thirds.items()},
             "memory_grown": grown,
             "given_to_two": [c["twice"] for c in status["coordinators"]] if status else None,
             "slices_sent": status["hub"]["slices_sent"] if status else None,
