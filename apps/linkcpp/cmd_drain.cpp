@@ -26,7 +26,7 @@ struct DrainArguments {
 };
 
 // Waits until the worker has nothing left. Errors: not_found (it has gone), failed (others have no room for the rest).
-Status await_empty(const net::JoinLine& hub, const std::string& id, const std::string& name) {
+Status await_empty(store::HttpsClient& hub, const std::string& id, const std::string& name) {
     constexpr Duration kSayEvery = 2s;
     constexpr Duration kStalled = 25s;  // a worker that could not load is asked again within 20 s
     TimePoint next_line = std::chrono::steady_clock::now() + kSayEvery;
@@ -45,7 +45,7 @@ Status await_empty(const net::JoinLine& hub, const std::string& id, const std::s
             others_busy = others_busy || state == "loading" || state == "probing" || state == "waiting";
             if (worker["id"] != id || (state != "draining" && state != "drained")) { continue; }
             found = true;
-            left = std::max(left, worker["assigned_slices"].get<std::uint64_t>());
+            left = worker["assigned_slices"].get<std::uint64_t>();
         }
         if (!found) { return fail(ErrorKind::not_found, "worker {} has gone, or is not to be drained any more", name); }
         if (left == 0) { return {}; }
@@ -75,7 +75,7 @@ Status drain(const DrainArguments& options) {
     LINKCPP_TRY(const nlohmann::json answer, parse_answer(text));
     const auto name = answer["worker"].get<std::string>();
     if (!options.back && !options.no_wait) {
-        LINKCPP_CHECK(await_empty(who.hub, answer["id"].get<std::string>(), name));
+        LINKCPP_CHECK(await_empty(*who.client, answer["id"].get<std::string>(), name));
     }
     const char* state = options.back ? "filled" : options.no_wait ? "draining" : "drained";
     if (options.json) {

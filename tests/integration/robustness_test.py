@@ -236,8 +236,7 @@ class Loading(SwarmTest):
 class Strangers(SwarmTest):
     def test_who_hold_connections_open_do_not_lock_a_worker_out(self):
         self.swarm.serve(models.path_of("Q8_0"))
-        host, port = re.search("//([^:/]+):([0-9]+)/", self.swarm.line).groups()
-        idle = [socket.create_connection((host, int(port))) for _ in range(300)]
+        idle = [socket.create_connection(self.swarm.hub_address()) for _ in range(300)]
         self.addCleanup(lambda: [s.close() for s in idle])
         self.swarm.join("legitimate")
         status = self.swarm.wait_covered()
@@ -245,10 +244,9 @@ class Strangers(SwarmTest):
 
     def test_are_counted_by_what_they_were_refused_for(self):
         self.swarm.serve(models.path_of("Q8_0"), "--max-per-address", 3, "--max-strangers", 2, "--hello-time", 0.3)
-        host, port = re.search("//([^:/]+):([0-9]+)/", self.swarm.line).groups()
         wrong = re.sub("/[^/?]+([?]|$)", r"/ffff\1", self.swarm.line)
         self.assert_refused(self.swarm.join("stranger", line=wrong), "token")
-        idle = [socket.create_connection((host, int(port))) for _ in range(2)]
+        idle = [socket.create_connection(self.swarm.hub_address()) for _ in range(2)]
         self.addCleanup(lambda: [s.close() for s in idle])
         idle[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
         refused = self.swarm.wait_status(lambda s: s["refused"].get("no hello in time"), "the silent one to be given up")["refused"]
@@ -298,10 +296,7 @@ class Strangers(SwarmTest):
 
     def test_on_the_https_side_do_not_take_all_places(self):
         self.swarm.serve(models.path_of("Q8_0"), "--https-requests", 4, "--https-per-address", 3, "--hello-time", 2)
-        host, port = re.search("//([^:/]+):([0-9]+)/", self.swarm.line).groups()
-        https = re.search("https=([0-9]+)", self.swarm.line)
-        port = int(https.group(1) if https else int(port) + 1)
-        crowd = [socket.create_connection((host, port)) for _ in range(200)]
+        crowd = [socket.create_connection(self.swarm.https_address()) for _ in range(200)]
         self.addCleanup(lambda: [s.close() for s in crowd])
         wait_for(self.swarm.status, 10, "a place")
         refused = self.swarm.status()["refused"]
@@ -309,10 +304,9 @@ class Strangers(SwarmTest):
 
     def test_cannot_fill_the_log(self):
         self.swarm.serve(models.path_of("Q8_0"))
-        host, port = re.search("//([^:/]+):([0-9]+)/", self.swarm.line).groups()
         before = len(self.swarm.hub.err())
         for _ in range(300):
-            with socket.create_connection((host, int(port))) as stranger:
+            with socket.create_connection(self.swarm.hub_address()) as stranger:
                 stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         for _ in range(50):
             with self.https() as stranger:

@@ -259,15 +259,22 @@ class Swarm:
             raise RuntimeError(made.err())
         return json.loads(made.out())["line"]
 
+    def hub_address(self):
+        """Host and port of the hub's control links."""
+        host, port = re.search("//([^:/]+):([0-9]+)/", self.line).groups()
+        return host, int(port)
+
+    def https_address(self):
+        host, port = self.hub_address()
+        https = re.search("https=([0-9]+)", self.line)
+        return host, int(https.group(1)) if https else port + 1
+
     def https(self):
         """A connection to the hub's HTTPS side, TLS and all; whose key it is is not looked at."""
-        host, port = re.search("//([^:/]+):([0-9]+)/", self.line).groups()
-        https = re.search("https=([0-9]+)", self.line)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        raw = socket.create_connection((host, int(https.group(1) if https else int(port) + 1)), timeout=10 * SLOWNESS)
-        return context.wrap_socket(raw)
+        return context.wrap_socket(socket.create_connection(self.https_address(), timeout=10 * SLOWNESS))
 
     # ---- what the hub says
 
