@@ -220,10 +220,6 @@ std::uint16_t hub_https_port(const ServeArguments& options, const net::Address& 
     return static_cast<std::uint16_t>(hub.port + 1);
 }
 
-Duration from_seconds(double seconds) {
-    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
-}
-
 Result<hub::HubOptions> hub_options(const ServeArguments& options) {
     hub::HubOptions hub;
     hub.model = options.model;

@@ -1,7 +1,6 @@
 // linkcpp: one Mixture-of-Experts model, served by whatever hardware shows up.
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -40,9 +39,7 @@ void end_output() {
 
 CLI::Validator is_number() {
     const auto check = [](std::string& text) -> std::string {
-        std::uint64_t number = 0;
-        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-        const bool good = error == std::errc{} && end == text.data() + text.size();
+        const bool good = parse_number<std::uint64_t>(text).has_value();
         return good ? "" : fmt::format("expected a number from 0 to {}, got '{}'", UINT64_MAX, text);
     };
     return {check, "UINT"};
@@ -60,9 +57,8 @@ CLI::Validator is_size() {
 
 CLI::Validator is_between(double least, double most) {
     const auto check = [least, most](const std::string& text) -> std::string {
-        double number = 0;
-        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-        const bool good = error == std::errc{} && end == text.data() + text.size() && number >= least && number <= most;
+        const auto number = parse_number<double>(text);
+        const bool good = number && *number >= least && *number <= most;
         return good ? "" : fmt::format("expected a number from {} to {}, got '{}'", least, most, text);
     };
     return {check, "NUMBER"};

@@ -33,6 +33,10 @@ inline double to_seconds(Duration d) {
     return std::chrono::duration<double>(d).count();
 }
 
+inline Duration from_seconds(double seconds) {
+    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
 // A duration for poll(2): rounded up, so that a caller never spins through the last millisecond; -1 is for ever.
 inline int to_poll_ms(Duration d) {
     using std::chrono::milliseconds;

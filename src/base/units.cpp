@@ -37,12 +37,9 @@ bool equal_ignoring_case(std::string_view a, std::string_view b) {
 }
 
 Result<std::uint32_t> parse_index(std::string_view text, std::string_view whole) {
-    std::uint32_t value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc{} || end != text.data() + text.size()) {
-        return fail(ErrorKind::invalid, "range: expected numbers such as 0-63 or 1,4,7, got '{}'", whole);
-    }
-    return value;
+    const auto value = parse_number<std::uint32_t>(text);
+    if (!value) { return fail(ErrorKind::invalid, "range: expected numbers such as 0-63 or 1,4,7, got '{}'", whole); }
+    return *value;
 }
 
 }  // namespace

@@ -1,14 +1,26 @@
 // Numbers as people write them. `64G` and `64GiB` are 2^30 bytes each, `64GB` is 10^9.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "base/error.h"
 
 namespace linkcpp {
+
+// All of `text` as a number: no space, and nothing behind it.
+template <class Number>
+std::optional<Number> parse_number(std::string_view text) {
+    Number number{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error != std::errc{} || end != text.data() + text.size()) { return std::nullopt; }
+    return number;
+}
 
 // "4G", "512MiB", "1.5GB", "4096"; a number alone is bytes. Errors: invalid.
 Result<std::uint64_t> parse_bytes(std::string_view text);

@@ -1,6 +1,5 @@
 #include "coordinator/settings.h"
 
-#include <charconv>
 #include <cstdlib>
 
 #include <unistd.h>
@@ -31,23 +30,21 @@ Result<bool> choice(const char* name, std::string_view yes, std::string_view no,
 Result<Duration> seconds(const char* name, Duration fallback) {
     const std::string_view value = variable(name);
     if (value.empty()) { return fallback; }
-    double number = 0;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    if (error != std::errc{} || end != value.data() + value.size() || !(number >= 0) || number > 1e6) {
+    const auto number = parse_number<double>(value);
+    if (!number || !(*number >= 0) || *number > 1e6) {
         return fail(ErrorKind::invalid, "{}: expected seconds, got '{}'", name, value);
     }
-    return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(number));
+    return from_seconds(*number);
 }
 
 Result<std::size_t> number(const char* name, std::size_t fallback) {
     const std::string_view value = variable(name);
     if (value.empty()) { return fallback; }
-    std::size_t number = 0;
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    if (error != std::errc{} || end != value.data() + value.size() || number == 0) {
+    const auto number = parse_number<std::size_t>(value);
+    if (!number || *number == 0) {
         return fail(ErrorKind::invalid, "{}: expected a number from 1, got '{}'", name, value);
     }
-    return number;
+    return *number;
 }
 
 }  // namespace

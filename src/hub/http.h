@@ -72,8 +72,8 @@ class HttpServer {
 
     struct Limits {
         std::size_t requests;     // at a time
-        std::size_t per_address;  // connections
-        Duration hello_time;      // until a token must have been shown, when others come
+        std::size_t per_address;  // connections that have shown no token yet
+        Duration hello_time;      // until a token must have been shown
     };
 
     // Opens the port; connections wait until start(). Errors: invalid (the port is in use).

@@ -1,11 +1,11 @@
 // What the operator wants of the hub.
 #include <algorithm>
-#include <charconv>
 #include <ctime>
 #include <future>
 
 #include "base/log.h"
 #include "base/text.h"
+#include "base/units.h"
 #include "hub/find_worker.h"
 #include "hub/hub.h"
 #include "hub/text.h"
@@ -88,9 +88,8 @@ Result<std::string> Hub::make_token(const Arguments& arguments) {
     LINKCPP_TRY(const Admits admits, parse_admits(argument("for")));
     const std::int64_t now = std::time(nullptr);
     const std::string seconds = argument("seconds");
-    std::int64_t lifetime = -1;
-    const auto [end, error] = std::from_chars(seconds.data(), seconds.data() + seconds.size(), lifetime);
-    if (error != std::errc{} || end != seconds.data() + seconds.size() || lifetime < 0 || lifetime > kLongest) {
+    const std::int64_t lifetime = parse_number<std::int64_t>(seconds).value_or(-1);
+    if (lifetime < 0 || lifetime > kLongest) {
         return fail(ErrorKind::invalid,
                     "a token ends after at most {} days, or never (0 seconds), not after '{}' seconds",
                     kLongest / kSecondsPerDay, one_line(seconds.substr(0, kMaxForeignText)));
