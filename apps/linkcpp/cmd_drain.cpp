@@ -29,8 +29,8 @@ struct DrainArguments {
 Status await_empty(store::HttpsClient& hub, const std::string& id, const std::string& name) {
     constexpr Duration kSayEvery = 2s;
     constexpr Duration kStalled = 25s;  // a worker that could not load is asked again within 20 s
-    TimePoint next_line = std::chrono::steady_clock::now() + kSayEvery;
-    TimePoint progressed = std::chrono::steady_clock::now();
+    TimePoint next_line = steady_now() + kSayEvery;
+    TimePoint progressed = steady_now();
     std::uint64_t least = ~0ull;
     while (true) {
         LINKCPP_TRY(const nlohmann::json status, fetch_status(hub));
@@ -49,7 +49,7 @@ Status await_empty(store::HttpsClient& hub, const std::string& id, const std::st
         }
         if (!found) { return fail(ErrorKind::not_found, "worker {} has gone, or is not to be drained any more", name); }
         if (left == 0) { return {}; }
-        const TimePoint now = std::chrono::steady_clock::now();
+        const TimePoint now = steady_now();
         if (left < least || others_busy) { progressed = now; }
         least = std::min(least, left);
         if (!others || now - progressed > kStalled) {

@@ -82,13 +82,13 @@ Status exec(const ExecArguments& options) {
     if (process.arguments[0].starts_with("llama-")) { process.arguments[0] = llama_program(process.arguments[0]); }
     keep_experts_off_gpus(process.arguments);
     LINKCPP_TRY(Process child, Process::start(process));
-    const TimePoint start = std::chrono::steady_clock::now();
+    const TimePoint start = steady_now();
     while (!child.poll()) {
         // Each signal once: llama-server takes a second one for impatience.
         const StopOnSignal::Signal signal = stop.sleep(child.checked_in() ? 100ms : 20ms);
         if (signal.number != 0 && !signal.from_terminal) { child.signal(signal.number); }
         // Without the plugin it would run the whole model on this machine, or a backbone without its experts.
-        if (!child.checked_in() && std::chrono::steady_clock::now() - start > kCheckInTime) { break; }
+        if (!child.checked_in() && steady_now() - start > kCheckInTime) { break; }
     }
     const std::optional<int> status = child.poll();
     if (!child.checked_in() && !stop.requested()) { return fail_without_plugin(process, status); }

@@ -88,7 +88,7 @@ Status probe_device(const ProbeArguments& options, const trust::ShardFile& shard
 }
 
 Status probe(const ProbeArguments& options) {
-    const auto start = std::chrono::steady_clock::now();
+    const auto start = steady_now();
     LINKCPP_TRY(const trust::ShardFile shard, trust::open_shard(options.shard, options.layer));
     std::error_code none;  // an output that is not there yet is no shard
     if (std::filesystem::equivalent(options.shard, options.out, none)) {
@@ -109,7 +109,7 @@ Status probe(const ProbeArguments& options) {
     if (options.quiet) { return {}; }
     fmt::print("{}: {} ({}), layer {}, {} of {} experts, {:.1f} s\n", options.out, record.place.device,
                record.place.description, model::layer_name(shard.layer.layer), counted(input.n_pairs(), "pair"),
-               record.manifest.slices[0].size(), to_seconds(std::chrono::steady_clock::now() - start));
+               record.manifest.slices[0].size(), to_seconds(steady_now() - start));
     return {};
 }
 

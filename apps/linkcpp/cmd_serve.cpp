@@ -315,8 +315,6 @@ class Supervisor {
     }
 
   private:
-    static TimePoint now() { return std::chrono::steady_clock::now(); }
-
     Status watch_hub() {
         const bool was_there = hub_.lines().has_value();
         if (const Status status = hub_.watch(); !status) {
@@ -326,14 +324,14 @@ class Supervisor {
         }
         if (was_there || !hub_.lines()) { return {}; }
         print_line(*hub_.lines());
-        last_progress_ = now();
+        last_progress_ = steady_now();
         next_line_ = last_progress_ + kProgressEvery;
         return workers_.start([this] { return hub_.lines()->own; });
     }
 
     // What the hub says; what it has said when it does not answer.
     void ask(Duration every) {
-        if (now() < next_question_) { return; }
+        if (steady_now() < next_question_) { return; }
         const net::JoinLine& line = hub_.lines()->own;
         if (!client_ || client_token_ != line.token) {  // a new hub has a new one
             client_ = std::make_unique<store::HttpsClient>(net::Address{line.hub.host, line.https_port},
@@ -343,7 +341,7 @@ class Supervisor {
         auto view = ask_hub(*client_);
         no_answer_ = view ? "" : view.error().message;
         if (view) { swarm_ = *std::move(view); }
-        next_question_ = now() + every;
+        next_question_ = steady_now() + every;
     }
 
     Status await_workers() {
@@ -363,8 +361,8 @@ class Supervisor {
             return {};
         }
         const std::uint64_t loaded = swarm_ ? swarm_->loaded_bytes : 0;
-        if (std::exchange(loaded_bytes_, loaded) != loaded) { last_progress_ = now(); }
-        if (now() >= next_line_) {
+        if (std::exchange(loaded_bytes_, loaded) != loaded) { last_progress_ = steady_now(); }
+        if (steady_now() >= next_line_) {
             next_line_ += kProgressEvery;
             if (!no_answer_.empty()) {
                 log_warn("the hub does not answer: {}", no_answer_);
@@ -375,7 +373,7 @@ class Supervisor {
                 log_info("waiting for the local workers");
             }
         }
-        if (now() - last_progress_ <= kWorkerWait) { return {}; }
+        if (steady_now() - last_progress_ <= kWorkerWait) { return {}; }
         return fail(ErrorKind::timeout, "the local workers have loaded nothing for {:.0f} s{}{}",
                     to_seconds(kWorkerWait), no_answer_.empty() ? "" : ", and the hub does not answer: ", no_answer_);
     }
@@ -390,7 +388,7 @@ class Supervisor {
         Process& process = server_->process();
         if (!status) {
             server_->start_again();
-            if (process.checked_in() || process.poll() || now() - server_->started() <= kServerCheckInTime) {
+            if (process.checked_in() || process.poll() || steady_now() - server_->started() <= kServerCheckInTime) {
                 return {};
             }
             return fail(ErrorKind::failed, "llama-server has not loaded the swarm plugin; see above");

@@ -5,16 +5,10 @@
 #include "base/log.h"
 
 namespace linkcpp::cli {
-namespace {
-
-TimePoint now() {
-    return std::chrono::steady_clock::now();
-}
-
-}  // namespace
+namespace {}  // namespace
 
 KeptAlive::KeptAlive(Start start, Process process)
-    : start_(std::move(start)), process_(std::move(process)), started_(now()) {}
+    : start_(std::move(start)), process_(std::move(process)), started_(steady_now()) {}
 
 Result<KeptAlive> KeptAlive::run(Start start) {
     LINKCPP_TRY(Process process, start());
@@ -25,26 +19,26 @@ std::optional<int> KeptAlive::watch() {
     if (again_) { return std::nullopt; }
     const std::optional<int> status = process_.poll();
     if (!status) { return std::nullopt; }
-    if (now() - started_ < kShortLife) {
+    if (steady_now() - started_ < kShortLife) {
         ++n_short_lives_;
     } else {
         n_short_lives_ = 0;
         backoff_.reset();
     }
-    again_ = now() + backoff_.next();
+    again_ = steady_now() + backoff_.next();
     return status;
 }
 
 bool KeptAlive::start_again() {
-    if (!again_ || now() < *again_) { return false; }
+    if (!again_ || steady_now() < *again_) { return false; }
     auto process = start_();
     if (!process) {
         log_error("{}", process.error().message);
-        again_ = now() + backoff_.next();
+        again_ = steady_now() + backoff_.next();
         return false;
     }
     process_ = *std::move(process);
-    started_ = now();
+    started_ = steady_now();
     again_.reset();
     return true;
 }

@@ -9,6 +9,7 @@
 #include "base/raw_buffer.h"
 #include "base/refusals.h"
 #include "base/sha256.h"
+#include "base/test_folder.h"
 #include "base/units.h"
 
 namespace linkcpp {
@@ -83,12 +84,11 @@ TEST(Units, ranges_are_sorted_and_unique) {
 
 class Files : public testing::Test {
   protected:
-    void SetUp() override { std::filesystem::create_directories(dir_); }
-    void TearDown() override { std::filesystem::remove_all(dir_); }
     std::size_t n_files() const {
         return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(dir_), {}));
     }
-    std::filesystem::path dir_ = std::filesystem::temp_directory_path() / ("linkcpp-" + random_hex(6));
+    TestFolder folder_;
+    std::filesystem::path dir_ = folder_.path();
 };
 
 TEST_F(Files, atomic_file_leaves_nothing_without_commit) {

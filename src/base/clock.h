@@ -8,6 +8,10 @@ namespace linkcpp {
 using Duration = std::chrono::nanoseconds;
 using TimePoint = std::chrono::time_point<std::chrono::steady_clock, Duration>;
 
+inline TimePoint steady_now() {
+    return std::chrono::steady_clock::now();
+}
+
 class Clock {
   public:
     virtual ~Clock() = default;
@@ -16,7 +20,7 @@ class Clock {
 
 class SteadyClock final : public Clock {
   public:
-    TimePoint now() const override { return std::chrono::steady_clock::now(); }
+    TimePoint now() const override { return steady_now(); }
 };
 
 // A clock that stands still until it is told to move.

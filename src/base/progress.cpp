@@ -10,10 +10,6 @@
 namespace linkcpp {
 namespace {
 
-TimePoint steady_now() {
-    return std::chrono::steady_clock::now();
-}
-
 constexpr Duration kQuiet = std::chrono::milliseconds(500);
 constexpr Duration kRedraw = std::chrono::milliseconds(100);
 constexpr Duration kNextLine = std::chrono::seconds(5);

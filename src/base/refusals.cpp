@@ -17,7 +17,7 @@ void Refusals::count(const std::string& name) {
 }
 
 void Refusals::say(const std::string& name, std::string_view text) {
-    if (const auto line = text_to_say(name, text, std::chrono::steady_clock::now())) { log_warn("{}", *line); }
+    if (const auto line = text_to_say(name, text, steady_now())) { log_warn("{}", *line); }
 }
 
 std::map<std::string, std::uint64_t> Refusals::counts() const {

@@ -32,10 +32,6 @@ constexpr std::size_t kTokenOrderPairs = 32;
 // So often it is said of a holder that it is late; the figures count each time.
 constexpr Duration kNoteLateEvery = 10s;
 
-TimePoint now() {
-    return std::chrono::steady_clock::now();
-}
-
 Fault fault_of(wire::Outcome outcome) {
     const bool moved = outcome == wire::Outcome::stale_epoch || outcome == wire::Outcome::not_held;
     return moved ? Fault::moved : Fault::refused;
@@ -132,7 +128,7 @@ Dispatcher::Holder* Dispatcher::Call::choose(const Task& task) const {
     double best_time = 0;
     bool best_is_preferred = false;
     const double units = units_of(task);
-    const TimePoint time_now = now();
+    const TimePoint time_now = steady_now();
     for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
         Holder* holder = d_.by_route_[index];
         if (holder == nullptr || !holder->usable() || !takes(*holder, task)) { continue; }
@@ -213,10 +209,10 @@ Status Dispatcher::Call::assign() {
         }
     }
     todo_ = std::move(waiting);
-    if (!todo_.empty()) { stall_.begin(now()); }
+    if (!todo_.empty()) { stall_.begin(steady_now()); }
     for (auto& [holder, tasks] : chosen) { send_all(*holder, std::move(tasks)); }
     for (auto& [holder, tasks] : checking) { send_all(*holder, std::move(tasks)); }
-    if (!todo_.empty() && stall_.is_over(now())) {
+    if (!todo_.empty() && stall_.is_over(steady_now())) {
         return fail(ErrorKind::disconnected,
                     "layer {}: no worker holds expert {} ({} experts lack one) and the coordinator does not compute "
                     "experts itself; is a worker still loading, gone, or in quarantine? See `linkcpp status`",
@@ -262,7 +258,7 @@ void Dispatcher::Call::send_all(Holder& holder, std::vector<Task> tasks, bool is
 }
 
 void Dispatcher::Call::send(Holder& holder, std::vector<Task> tasks, bool is_second) {
-    Request request{.holder = &holder, .tasks = std::move(tasks), .is_second = is_second, .sent = now()};
+    Request request{.holder = &holder, .tasks = std::move(tasks), .is_second = is_second, .sent = steady_now()};
     request.is_check = request.tasks.front().is_check;
     const std::vector<wire::Pair> pairs = list_pairs(request);
     const wire::ComputeRequest header{.id = d_.next_request_++,
@@ -371,9 +367,9 @@ void Dispatcher::Call::copy_rows(std::span<const std::uint32_t> rows, const wire
 void Dispatcher::Call::lose(Holder& holder, Fault fault, const Error& error) {
     d_.note(holder, LogLevel::warn, fmt::format("{}; its work goes to others", error.message));
     holder.was_at_fault = true;
-    holder.watch.lost(fault, now());
+    holder.watch.lost(fault, steady_now());
     holder.drop_link();
-    stall_.begin(now());
+    stall_.begin(steady_now());
     for (auto it = requests_.begin(); it != requests_.end();) {
         if (it->second.holder != &holder) {
             ++it;
@@ -408,12 +404,12 @@ void Dispatcher::Call::take_next_links() {
         const bool is_asked =
             std::ranges::any_of(requests_, [&](const auto& entry) { return entry.second.holder == holder.get(); });
         if (is_asked) { lose(*holder, Fault::dead, {ErrorKind::disconnected, "it has dialled again"}); }
-        holder->take_next_link(now());
+        holder->take_next_link(steady_now());
     }
 }
 
 void Dispatcher::Call::give_up() {
-    const TimePoint time = now();
+    const TimePoint time = steady_now();
     for (const auto& holder : d_.holders_) {
         const std::optional<Fault> fault = holder->link != nullptr ? holder->watch.to_give_up(time) : std::nullopt;
         if (!fault) { continue; }
@@ -429,7 +425,7 @@ void Dispatcher::Call::give_up() {
 }
 
 void Dispatcher::Call::ask_others() {
-    const TimePoint time = now();
+    const TimePoint time = steady_now();
     std::vector<std::uint64_t> late;
     for (const auto& [id, request] : requests_) {
         if (!request.asked_twice && request.holder->watch.is_late(id, time)) { late.push_back(id); }
@@ -451,7 +447,8 @@ void Dispatcher::Call::ask_others(std::uint64_t id) {
         Task again{.expert = task.expert, .positions = task.positions, .failed = task.failed};
         again.failed.emplace_back(request.holder, epoch_of(*request.holder));
         Holder* other = choose(again);
-        if (other != nullptr && !other->watch.is_late(now())) {  // one that rests is better than one that is late
+        if (other != nullptr &&
+            !other->watch.is_late(steady_now())) {  // one that rests is better than one that is late
             tasks_for(chosen, other).push_back(std::move(again));
         } else if (d_.local_ != nullptr) {
             here.push_back(std::move(again));
@@ -463,8 +460,8 @@ void Dispatcher::Call::ask_others(std::uint64_t id) {
     if (n_groups == 0 || (mode_ == wire::Mode::partial && n_groups > 1) || !d_.twice_.spend()) { return; }
     request.asked_twice = true;
     ++d_.stats_.twice;
-    if (now() - request.holder->late_noted > kNoteLateEvery) {
-        request.holder->late_noted = now();
+    if (steady_now() - request.holder->late_noted > kNoteLateEvery) {
+        request.holder->late_noted = steady_now();
         d_.note(*request.holder, LogLevel::info, "late; what it has not answered in time is given to others, too");
     }
     for (auto& [holder, tasks] : chosen) {
@@ -520,7 +517,7 @@ void Dispatcher::Call::deliver(std::uint32_t position, const std::byte* row, Hol
 }
 
 Status Dispatcher::Call::await() {
-    const TimePoint time = now();
+    const TimePoint time = steady_now();
     TimePoint next = time + 1h;
     for (const auto& holder : d_.holders_) {
         if (const auto changes = holder->watch.next(time)) { next = std::min(next, *changes); }
@@ -553,7 +550,7 @@ Status Dispatcher::Call::progress(Duration timeout) {
 Status Dispatcher::Call::serve(Holder& holder) {
     const std::uint64_t before = holder.link->moved();
     const Status status = read_answers(holder);
-    if (status && holder.link->moved() != before) { holder.watch.heard(now()); }
+    if (status && holder.link->moved() != before) { holder.watch.heard(steady_now()); }
     return status;
 }
 
@@ -574,7 +571,7 @@ Status Dispatcher::Call::read_answers(Holder& holder) {
 
 Status Dispatcher::Call::take(Holder& holder, const wire::DecodedAnswer& answer) {
     const wire::ComputeAnswer& header = answer.header;
-    const TimePoint time = now();
+    const TimePoint time = steady_now();
     holder.watch.clock_read(header.clock_us, time);
     const auto found = requests_.find(header.id);
     const bool is_waited_for = found != requests_.end() && found->second.holder == &holder;

@@ -49,7 +49,7 @@ void Dispatcher::Call::draw_checks(const Task& task, const Holder* holder, Chose
         return;
     }
     Holder* by = nullptr;
-    const TimePoint time = std::chrono::steady_clock::now();
+    const TimePoint time = steady_now();
     for (const std::uint16_t index : d_.routes_->holders[layer_][task.expert]) {
         Holder* other = d_.by_route_[index];
         const bool can = other != nullptr && other != holder && other->usable() && takes(*other, task) &&

@@ -94,7 +94,7 @@ void Dispatcher::note(const Holder& holder, LogLevel level, std::string text) {
 }
 
 void Dispatcher::note_links() {
-    const TimePoint time = std::chrono::steady_clock::now();
+    const TimePoint time = steady_now();
     if (time - links_noted_ < kNoteLinksEvery) { return; }
     links_noted_ = time;
     const std::lock_guard lock(notes_mutex_);
@@ -131,7 +131,7 @@ void Dispatcher::refresh() {
         }
         link->set_limit(options_.max_frame);
         (*found)->next_link = std::move(link);
-        if (!(*found)->watch.busy()) { (*found)->take_next_link(std::chrono::steady_clock::now()); }
+        if (!(*found)->watch.busy()) { (*found)->take_next_link(steady_now()); }
     }
     inbox_links_.clear();
     by_route_.clear();
@@ -177,10 +177,10 @@ Status Dispatcher::compute(const Work& work, wire::Mode mode, std::span<float> o
     const std::lock_guard lock(call_mutex_);
     refresh();
     if (!routes_ || !manifest_) { return fail(ErrorKind::disconnected, "the hub has not said yet who holds what"); }
-    const TimePoint begun = std::chrono::steady_clock::now();
+    const TimePoint begun = steady_now();
     for (const auto& holder : holders_) { holder->watch.away(begun - last_call_ended_); }
     const Status status = Call(*this, work, mode, out).run();
-    last_call_ended_ = std::chrono::steady_clock::now();
+    last_call_ended_ = steady_now();
     note_links();
     ++stats_.layers;
     stats_.products += work.product ? 1 : 0;

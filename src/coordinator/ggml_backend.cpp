@@ -212,12 +212,12 @@ constexpr Duration kDialled = std::chrono::seconds(2);
 // itself, it waits only for workers that are there.
 Status wait_for_coverage(Duration timeout) {
     using namespace std::chrono_literals;
-    const TimePoint start = std::chrono::steady_clock::now();
+    const TimePoint start = steady_now();
     TimePoint next_line = start + 2s;
     std::size_t missing = 0;
     std::size_t to_come = 0;
     while (true) {
-        const TimePoint now = std::chrono::steady_clock::now();
+        const TimePoint now = steady_now();
         const bool covered = g_plugin->dispatcher.covered(&missing, &to_come);
         if (covered && (to_come == 0 || now - start >= kDialled)) { break; }
         if (!covered && now - start >= timeout) {

@@ -30,10 +30,6 @@ constexpr std::size_t kMaxDisputes = 64;
 // For experts that audits need.
 constexpr std::uint64_t kCheckerBytes = 64u << 20;
 
-TimePoint now() {
-    return std::chrono::steady_clock::now();
-}
-
 // Sockets of programs that were ended before they could remove them.
 void remove_stale_sockets(const std::filesystem::path& dir) {
     static constexpr std::string_view kStart = "coordinator-";
@@ -88,8 +84,8 @@ HubClient::~HubClient() {
 bool HubClient::stop(Duration timeout) {
     thread_.request_stop();
     stop_wakeup_.signal();
-    const TimePoint deadline = now() + timeout;
-    while (!ended_ && now() < deadline) { ::usleep(1000); }
+    const TimePoint deadline = steady_now() + timeout;
+    while (!ended_ && steady_now() < deadline) { ::usleep(1000); }
     return ended_;
 }
 
@@ -102,26 +98,26 @@ void HubClient::fail_start(const Error& error) {
 }
 
 Result<std::shared_ptr<const model::Manifest>> HubClient::wait_for_model(Duration timeout) {
-    const TimePoint start = now();
+    const TimePoint start = steady_now();
     const TimePoint deadline = start + timeout;
     TimePoint next_line = start + 2s;
     std::unique_lock lock(mutex_);
     while (true) {
         if (manifest_ && have_routes_) { return manifest_; }
         if (hopeless_) { return std::unexpected(last_error_); }
-        if (now() >= deadline) {
+        if (steady_now() >= deadline) {
             return fail(ErrorKind::timeout,
                         "hub at {}: no answer within {:.0f} s; start `linkcpp serve` there, or give another join line "
                         "(last: {})",
                         options_.hub.hub.text(), to_seconds(timeout),
                         last_error_.message.empty() ? "nothing was heard" : last_error_.message);
         }
-        if (now() >= next_line) {
+        if (steady_now() >= next_line) {
             log_info("waiting for the hub at {}: {:.0f} s of {:.0f} s", options_.hub.hub.text(),
-                     to_seconds(now() - start), to_seconds(timeout));
-            next_line = now() + 2s;
+                     to_seconds(steady_now() - start), to_seconds(timeout));
+            next_line = steady_now() + 2s;
         }
-        changed_.wait_for(lock, std::min<Duration>(deadline - now(), 500ms));
+        changed_.wait_for(lock, std::min<Duration>(deadline - steady_now(), 500ms));
     }
 }
 
@@ -145,8 +141,8 @@ void HubClient::run(const std::stop_token& stop) {
             changed_.notify_all();
         }
         log_warn("{}", status.error().message);
-        const TimePoint until = now() + backoff.next();
-        while (now() < until && !stop.stop_requested()) { turn(nullptr, until - now()); }
+        const TimePoint until = steady_now() + backoff.next();
+        while (steady_now() < until && !stop.stop_requested()) { turn(nullptr, until - steady_now()); }
     }
 }
 
@@ -164,27 +160,28 @@ Result<std::unique_ptr<net::Link>> HubClient::connect() {
 Status HubClient::session(net::Link& hub, const std::stop_token& stop) {
     const Duration heartbeat = std::chrono::milliseconds(std::clamp(welcome_.heartbeat_ms, 50u, 60'000u));
     TimePoint next_report{};
-    TimePoint last_heard = now();
-    if (used_) { hold_until_ = now() + kHold; }
+    TimePoint last_heard = steady_now();
+    if (used_) { hold_until_ = steady_now() + kHold; }
     while (!stop.stop_requested()) {
         LINKCPP_CHECK(hub.flush());
         while (true) {
             LINKCPP_TRY(const auto message, net::receive_message(hub));
             if (!message) { break; }
-            last_heard = now();
+            last_heard = steady_now();
             LINKCPP_CHECK(handle(hub, *message));
         }
-        if (now() - last_heard > heartbeat * kMissedHeartbeats) {
-            return fail(ErrorKind::timeout, "{}: silent for {:.0f} s", hub.name(), to_seconds(now() - last_heard));
+        if (steady_now() - last_heard > heartbeat * kMissedHeartbeats) {
+            return fail(ErrorKind::timeout, "{}: silent for {:.0f} s", hub.name(),
+                        to_seconds(steady_now() - last_heard));
         }
-        if (hold_until_ != TimePoint{} && now() >= hold_until_) { choose_routes(); }
+        if (hold_until_ != TimePoint{} && steady_now() >= hold_until_) { choose_routes(); }
         LINKCPP_CHECK(send_disputes(hub));
         LINKCPP_CHECK(send_notices(hub));
-        if (now() >= next_report) {
+        if (steady_now() >= next_report) {
             LINKCPP_CHECK(report(hub, 0));
-            next_report = now() + heartbeat;
+            next_report = steady_now() + heartbeat;
         }
-        turn(&hub, next_report - now());
+        turn(&hub, next_report - steady_now());
     }
     return report(hub, 0);  // the last figures
 }
@@ -264,7 +261,7 @@ Status HubClient::take_routes(const fb::RoutesT& message) {
 }
 
 void HubClient::choose_routes() {
-    if (now() < hold_until_ && used_->n_covered() > routes_->n_covered()) {
+    if (steady_now() < hold_until_ && used_->n_covered() > routes_->n_covered()) {
         used_ = std::make_shared<const Routes>(without_quarantined(*used_, *routes_));
     } else {
         hold_until_ = {};
@@ -389,19 +386,19 @@ void HubClient::turn(net::Link* hub, Duration timeout) {
     const std::size_t first = entries.size();
     for (const Caller& caller : callers_) {
         entries.push_back({caller.link->fd(), caller.link->events(), 0});
-        timeout = std::min<Duration>(timeout, caller.since + options_.hello_time - now());
+        timeout = std::min<Duration>(timeout, caller.since + options_.hello_time - steady_now());
     }
     ::poll(entries.data(), entries.size(), to_poll_ms(timeout));
     for (std::size_t i = first; i < entries.size(); ++i) {
         Caller& caller = callers_[i - first];
         if (entries[i].revents != 0) { greet(caller); }
-        if (caller.done || now() - caller.since <= options_.hello_time) { continue; }
+        if (caller.done || steady_now() - caller.since <= options_.hello_time) { continue; }
         caller.done = true;
         refusals_.note("no hello in time",
                        fmt::format("data link: {}: has not said in time who it is", caller.link->name()));
     }
     std::erase_if(callers_, [](const Caller& caller) { return caller.done; });
-    if (now() < accept_again_) { return; }
+    if (steady_now() < accept_again_) { return; }
     if (entries[1].revents != 0) { accept(tcp_, true); }
     if (entries[2].revents != 0) { accept(unix_, false); }
 }
@@ -412,7 +409,7 @@ void HubClient::accept(net::Listener& listener, bool encrypted) {
         if (!accepted) {
             // Out of descriptors, say: whoever knocks goes on knocking, so look away for a moment.
             refusals_.say("accept", fmt::format("data links: {}", accepted.error().message));
-            accept_again_ = now() + kAcceptPause;
+            accept_again_ = steady_now() + kAcceptPause;
             return;
         }
         if (!*accepted) { return; }
@@ -422,7 +419,7 @@ void HubClient::accept(net::Listener& listener, bool encrypted) {
                                                              callers_.front().link->name()));
             callers_.erase(callers_.begin());
         }
-        Caller caller{.uid = (*accepted)->uid, .since = now()};
+        Caller caller{.uid = (*accepted)->uid, .since = steady_now()};
         if (encrypted) {
             auto link = net::Link::tls_server(std::move((*accepted)->fd), (*accepted)->from, tls_);
             if (!link) { continue; }

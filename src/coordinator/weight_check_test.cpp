@@ -54,7 +54,7 @@ class WeightCheckTest : public testing::Test {
 
     bool verified() const { return check_->verified(0).has_value() && check_->verified(1).has_value(); }
 
-    model::testing::TempFolder folder_;
+    TestFolder folder_;
     std::shared_ptr<const model::Manifest> manifest_;
     std::unique_ptr<WeightCheck> check_;
 };

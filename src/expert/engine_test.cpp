@@ -110,7 +110,7 @@ class EngineTest : public testing::TestWithParam<Shape> {
     static constexpr std::uint32_t kExperts = 8;
     static constexpr std::size_t kEmbd = 512;
     static constexpr std::size_t kRows = 17;
-    model::testing::TempFolder folder_;
+    TestFolder folder_;
     std::unique_ptr<model::GgufFile> file_;
     model::MoeLayer layer_;
     std::unique_ptr<Engine> engine_;

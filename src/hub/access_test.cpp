@@ -1,4 +1,5 @@
 #include "hub/access.h"
+#include "base/test_folder.h"
 
 #include <filesystem>
 
@@ -15,15 +16,13 @@ constexpr std::int64_t kNow = 1'800'000'000;
 
 class AccessTest : public testing::Test {
   protected:
-    AccessTest() { std::filesystem::remove(path_); }
-    ~AccessTest() override { std::filesystem::remove(path_); }
-
     Status admit(const std::string& key, std::string_view token, fb::Role role = fb::Role::worker,
                  std::int64_t now = kNow) {
         return access_.admit(key, token, role, "name-" + key, now);
     }
 
-    std::filesystem::path path_ = std::filesystem::path(testing::TempDir()) / "access.json";
+    TestFolder folder_;
+    std::filesystem::path path_ = folder_ / "access.json";
     Access access_ = Access::load(path_, kNow).value();
     std::string secret_ = access_.find(Access::kDefault)->secret;
 };

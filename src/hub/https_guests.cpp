@@ -63,7 +63,7 @@ void HttpsGuests::arrived(SSL* connection) {
         n_here = static_cast<std::size_t>(
             std::ranges::count_if(guests_, [&](const Guest& guest) { return !guest.let_in && guest.from == from; }));
         if (n_here < per_address_) {
-            Guest& guest = guests_.emplace_back(Guest{this, from, fd, std::chrono::steady_clock::now()});
+            Guest& guest = guests_.emplace_back(Guest{this, from, fd, steady_now()});
             guest.self = std::prev(guests_.end());
             SSL_set_ex_data(connection, ssl_index(), &guest);
             return;

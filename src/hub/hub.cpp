@@ -33,10 +33,6 @@ constexpr std::size_t kMaxRecords = 10'000;
 // Without these a worker cannot be watched.
 constexpr std::array kNeededFeatures{"probe", "pulse"};
 
-TimePoint now() {
-    return std::chrono::steady_clock::now();
-}
-
 std::uint64_t random_seed() {
     std::random_device device;
     return std::uint64_t{device()} << 32 | device();
@@ -62,7 +58,7 @@ Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net
       placement_path_(placement_path(state_dir, model_id_)),
       swarm_(manifest_, model_id_, options_.swarm),
       admission_(manifest_.model, options_.admission, random_seed()),
-      started_(now()) {
+      started_(steady_now()) {
     access_.set_own_secret(own_secret_);
     tokens_.add(own_secret_);
     for (const JoinToken& token : access_.tokens()) { tokens_.add(token.secret); }
@@ -90,7 +86,7 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
                                      std::move(tls), std::move(listener), std::move(access), dir));
     hub->admission_.restore(std::move(known));
     if (auto placed = read_placement(hub->placement_path_, hub->manifest_.model, hub->model_id_)) {
-        hub->swarm_.remember(*std::move(placed), now());
+        hub->swarm_.remember(*std::move(placed), steady_now());
     } else {
         log_warn("{}; slices are placed anew", placed.error().message);
     }
@@ -139,16 +135,16 @@ Status Hub::run(const std::stop_token& stop) {
         probe_workers();
         heartbeat();
         answer_status();
-        const bool accepting = now() >= accept_again_;
+        const bool accepting = steady_now() >= accept_again_;
         entries.assign({{wake_.fd(), POLLIN, 0},
                         {accepting ? listener_.fd() : -1, POLLIN, 0},
                         {judge_->on_done().fd(), POLLIN, 0}});
         const std::size_t first = entries.size();
         for (const auto& peer : peers_) { entries.push_back({peer->link->fd(), peer->link->events(), 0}); }
-        TimePoint next = std::min({next_heartbeat_, swarm_.next_replan(now()), admission_.next(now())});
+        TimePoint next = std::min({next_heartbeat_, swarm_.next_replan(steady_now()), admission_.next(steady_now())});
         if (status_asked_ != 0) { next = std::min(next, status_deadline_); }
         if (!accepting) { next = std::min(next, accept_again_); }
-        ::poll(entries.data(), entries.size(), to_poll_ms(next - now()));
+        ::poll(entries.data(), entries.size(), to_poll_ms(next - steady_now()));
         if (entries[0].revents != 0) { wake_.clear(); }
         for (std::size_t i = first; i < entries.size(); ++i) {
             if (entries[i].revents != 0) { serve(*peers_[i - first]); }
@@ -165,7 +161,7 @@ void Hub::accept() {
         auto accepted = listener_.accept();
         if (!accepted) {
             // Out of descriptors, say: whoever knocks goes on knocking, so look away for a moment.
-            accept_again_ = now() + kAcceptPause;
+            accept_again_ = steady_now() + kAcceptPause;
             refusals_.say("accept", accepted.error().message);
             return;
         }
@@ -180,7 +176,7 @@ void Hub::accept() {
         peer->link = *std::move(link);
         peer->link->set_queue_limit(options_.limits.queued_bytes);
         peer->from = std::move((*accepted)->from);
-        peer->since = peer->heard = now();
+        peer->since = peer->heard = steady_now();
         peers_.push_back(std::move(peer));
     }
 }
@@ -225,7 +221,7 @@ void Hub::serve(Peer& peer) {
         } else if (*message == nullptr) {
             return;
         } else {
-            peer.heard = now();
+            peer.heard = steady_now();
             status = handle(peer, **message);
         }
     }
@@ -244,7 +240,7 @@ void Hub::drop(Peer& peer, const Error& error) {
     tokens_.remove(peer.https_token);
     if (peer.role == fb::Role::worker) {
         note_event(peer.id, fmt::format("gone: {}", error.message));
-        swarm_.left(peer.id, now());
+        swarm_.left(peer.id, steady_now());
         admission_.left(peer.id);
         routes_changed_ = true;
     } else if (peer.role == fb::Role::coordinator) {
@@ -268,11 +264,11 @@ Status Hub::handle(Peer& peer, wire::ControlT& message) {
         return welcome(peer, *hello);
     }
     if (const auto* shard = message.body.AsShard(); shard != nullptr && peer.role == fb::Role::worker) {
-        routes_changed_ = swarm_.reported(peer.id, *shard, now()) || routes_changed_;
+        routes_changed_ = swarm_.reported(peer.id, *shard, steady_now()) || routes_changed_;
     } else if (const auto* stats = message.body.AsStats()) {
         peer.stats = *stats;
         peer.answered = std::max(peer.answered, stats->sequence);
-        swarm_.reported(peer.id, *stats, now());
+        swarm_.reported(peer.id, *stats, steady_now());
         if (peer.role == fb::Role::coordinator) {
             note_unknown(*stats);
             if (stats->layers > 0 && computed_for_.size() < kMaxRecords) { computed_for_.insert(peer.hello.process); }
@@ -293,7 +289,7 @@ Status Hub::handle(Peer& peer, wire::ControlT& message) {
             send(peer, std::move(verdict));
         }
     } else if (message.body.AsGoodbye() != nullptr) {
-        if (peer.role == fb::Role::worker) { swarm_.said_goodbye(peer.id, now()); }
+        if (peer.role == fb::Role::worker) { swarm_.said_goodbye(peer.id, steady_now()); }
         return fail(ErrorKind::disconnected, "{}: left", peer.link->name());
     }
     return {};
@@ -373,12 +369,12 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
         return welcome_coordinator(peer);
     }
     if (peer.gone) { return {}; }  // it could not be told all of that
-    swarm_.joined(peer.id, hello, now());
+    swarm_.joined(peer.id, hello, steady_now());
     admission_.joined(peer.id, hello.name);
     note_event(peer.id, "joined");
     if (admission_.is_quarantined(peer.id)) {
         tell_quarantined(peer.id);
-        swarm_.set_quarantined(peer.id, true, now());
+        swarm_.set_quarantined(peer.id, true, steady_now());
         log_warn("worker {} is in quarantine ({}); `linkcpp clear {}` lets it be probed and serve again", hello.name,
                  admission_.records().at(peer.id).why, peer.id.substr(0, kShortId));
     }
@@ -439,7 +435,7 @@ void Hub::send_routes() {
 }
 
 void Hub::replan() {
-    for (const std::string& id : swarm_.replan(now())) {
+    for (const std::string& id : swarm_.replan(steady_now())) {
         routes_changed_ = true;
         for (const auto& peer : peers_) {
             if (peer->id == id && !peer->gone) { send(*peer, swarm_.assignment(id)); }
@@ -464,8 +460,8 @@ void Hub::note_event(const std::string& worker, std::string text, const Peer* by
 }
 
 void Hub::probe_workers() {
-    for (const Admission::Change& change : admission_.overdue(now())) { take_change(change); }
-    for (const auto& [id, probe] : admission_.due(swarm_, now())) {
+    for (const Admission::Change& change : admission_.overdue(steady_now())) { take_change(change); }
+    for (const auto& [id, probe] : admission_.due(swarm_, steady_now())) {
         for (const auto& peer : peers_) {
             if (peer->id == id && !peer->gone) { send(*peer, probe); }
         }
@@ -476,7 +472,8 @@ void Hub::probe_workers() {
 void Hub::take_judgements() {
     for (const Judgement& judgement : judge_->take()) {
         if (const auto* probe = std::get_if<JudgedProbe>(&judgement)) {
-            take_change(admission_.judged(probe->worker, probe->sequence, probe->findings, now(), std::time(nullptr)));
+            take_change(
+                admission_.judged(probe->worker, probe->sequence, probe->findings, steady_now(), std::time(nullptr)));
         } else {
             take_ruling(std::get<JudgedDispute>(judgement));
         }
@@ -496,7 +493,7 @@ void Hub::take_change(const Admission::Change& change) {
             return;
         case Admission::Outcome::failed:
             note_event(change.worker, change.why);
-            swarm_.failed(change.worker, change.why, now());
+            swarm_.failed(change.worker, change.why, steady_now());
             routes_changed_ = true;
             return;
         case Admission::Outcome::wrong: quarantine(change.worker, change.why); return;
@@ -515,7 +512,7 @@ void Hub::quarantine(const std::string& worker, const std::string& why) {
         worker.substr(0, kShortId));
     note_event(worker, fmt::format("computes wrong, in quarantine: {}", why));
     tell_quarantined(worker);
-    swarm_.set_quarantined(worker, true, now());
+    swarm_.set_quarantined(worker, true, steady_now());
     routes_changed_ = true;
     save_trust();
 }
@@ -602,13 +599,13 @@ void Hub::end_tokens() {
 }
 
 void Hub::heartbeat() {
-    if (now() < next_heartbeat_) { return; }
-    next_heartbeat_ = now() + options_.heartbeat;
+    if (steady_now() < next_heartbeat_) { return; }
+    next_heartbeat_ = steady_now() + options_.heartbeat;
     end_tokens();
-    http_->sweep(now());
+    http_->sweep(steady_now());
     for (const auto& peer : peers_) {
         const bool strange = peer->role == fb::Role::none;
-        const Duration silent = now() - (strange ? peer->since : peer->heard);
+        const Duration silent = steady_now() - (strange ? peer->since : peer->heard);
         if (silent > (strange ? options_.limits.hello_time : options_.silence)) {
             if (strange) { refusals_.count("no hello in time"); }
             drop(*peer, {ErrorKind::timeout,

@@ -20,10 +20,6 @@ constexpr Duration kCallWait = 5s;
 constexpr std::int64_t kSecondsPerDay = 24 * 3600;
 constexpr std::int64_t kLongest = 36'500 * kSecondsPerDay;  // of a token
 
-TimePoint now() {
-    return std::chrono::steady_clock::now();
-}
-
 // Empty when it was not given.
 std::string argument_of(const Arguments& arguments, const char* name) {
     const auto found = arguments.find(name);
@@ -143,14 +139,14 @@ void Hub::shut_out(const std::string& key) {
         if (peer->id != key || peer->gone) { continue; }
         net::refuse(*peer->link, ErrorKind::invalid, "this key was revoked by the hub's operator");
         drop(*peer, {ErrorKind::failed, fmt::format("{}: revoked", peer->link->name())});
-        swarm_.said_goodbye(key, now());
+        swarm_.said_goodbye(key, steady_now());
     }
     send_coordinators();  // workers let go of a program that is out
 }
 
 Result<std::string> Hub::clear(const std::string& worker) {
     LINKCPP_TRY(const std::string id, admission_.clear(worker, std::time(nullptr)));
-    swarm_.set_quarantined(id, false, now());
+    swarm_.set_quarantined(id, false, steady_now());
     save_trust();
     const std::string& name = admission_.records().at(id).name;
     log_info("worker {} is out of quarantine; it is probed before it serves", name);
@@ -162,7 +158,7 @@ Result<std::string> Hub::drain(const std::string& worker, bool drained) {
     LINKCPP_TRY(const std::string id, swarm_.find(worker));
     const std::string name = swarm_.workers().at(id).hello.name;
     const std::string answer = to_text({{"worker", name}, {"id", id}});
-    if (!swarm_.set_drained(id, drained, now())) {
+    if (!swarm_.set_drained(id, drained, steady_now())) {
         if (drained) { return answer; }  // whoever asks again wants to know when it is empty
         return fail(ErrorKind::invalid, "worker {} is not drained", name);
     }

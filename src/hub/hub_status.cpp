@@ -15,10 +15,6 @@ using nlohmann::json;
 constexpr Duration kStatusWait = 300ms;
 constexpr std::size_t kMaxNames = 32;
 
-TimePoint now() {
-    return std::chrono::steady_clock::now();
-}
-
 json turned_away_json(const fb::StatsT& stats) {
     json counts = json::object();
     for (const auto& entry : stats.turned_away) {
@@ -126,7 +122,7 @@ void Hub::answer_status() {
     }
     if (status_asked_ < wanted && status_asked_ == 0) {
         status_asked_ = wanted;
-        status_deadline_ = now() + kStatusWait;
+        status_deadline_ = steady_now() + kStatusWait;
         for (const auto& peer : peers_) {
             if (peer->role == fb::Role::none) { continue; }
             fb::AskT ask;
@@ -136,7 +132,7 @@ void Hub::answer_status() {
     }
     const bool all = std::ranges::all_of(
         peers_, [&](const auto& peer) { return peer->role == fb::Role::none || peer->answered >= status_asked_; });
-    if (!all && now() < status_deadline_) { return; }
+    if (!all && steady_now() < status_deadline_) { return; }
     std::string status = make_status();
     {
         const std::lock_guard lock(status_mutex_);
@@ -226,7 +222,7 @@ std::string Hub::make_status() const {
           {"https_port", http_->port()},
           {"fingerprint", identity_.fingerprint().hex()},
           {"slices_sent", http_->slices_sent()},
-          {"uptime_s", to_seconds(now() - started_)}}},
+          {"uptime_s", to_seconds(steady_now() - started_)}}},
         {"model",
          {{"name", model.name},
           {"architecture", model.architecture},

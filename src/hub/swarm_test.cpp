@@ -1,4 +1,5 @@
 #include "hub/swarm.h"
+#include "base/test_folder.h"
 
 #include <gtest/gtest.h>
 
@@ -318,7 +319,8 @@ TEST_F(SwarmTest, a_hub_that_is_started_again_finds_everything_where_it_was) {
     ASSERT_TRUE(swarm_.set_drained("c", true, clock_.now()));
     settle();
     const Digest id = sha256(as_bytes("model"));
-    const std::filesystem::path path = std::filesystem::path(testing::TempDir()) / "placement.json";
+    const TestFolder folder;
+    const std::filesystem::path path = folder / "placement.json";
     ASSERT_TRUE(write_placement(swarm_.workers(), path, manifest_.model, id));
     const auto before = swarm_.workers();
 
@@ -348,8 +350,7 @@ TEST_F(SwarmTest, a_hub_that_is_started_again_finds_everything_where_it_was) {
         ASSERT_TRUE(write_file_atomically(path, text));
         EXPECT_FALSE(read_placement(path, manifest_.model, id)) << text;
     }
-    std::filesystem::remove(path);
-    EXPECT_TRUE(read_placement(path, manifest_.model, id)->empty());
+    EXPECT_TRUE(read_placement(folder / "none.json", manifest_.model, id)->empty());
 }
 
 TEST_F(SwarmTest, one_who_does_not_come_back_to_the_new_hub_loses_its_slices) {

@@ -12,7 +12,6 @@
 namespace linkcpp::model {
 namespace {
 
-using testing::TempFolder;
 using testing::TinyModel;
 
 ErrorKind kind_of(const std::filesystem::path& path) {
@@ -32,7 +31,7 @@ std::size_t position_of(const Bytes& bytes, std::string_view text) {
 }
 
 TEST(GgufFile, tensors_and_metadata_are_read) {
-    const TempFolder folder;
+    const TestFolder folder;
     TinyModel model;
     model.more_keys = [](GgufWriter& writer) {
         writer.add("a.float", 1.5f);
@@ -70,7 +69,7 @@ TEST(GgufFile, tensors_and_metadata_are_read) {
 }
 
 TEST(GgufFile, offsets_agree_with_ggml) {
-    const TempFolder folder;
+    const TestFolder folder;
     for (const std::uint64_t alignment : {32u, 8u, 256u}) {
         TinyModel model;
         model.alignment = alignment;
@@ -92,7 +91,7 @@ TEST(GgufFile, offsets_agree_with_ggml) {
 }
 
 TEST(GgufFile, reading_outside_a_tensor_is_refused) {
-    const TempFolder folder;
+    const TestFolder folder;
     const auto file = GgufFile::open(folder.write("m.gguf", TinyModel{}.bytes()));
     ASSERT_TRUE(file);
     const TensorInfo& tensor = file->tensors()[1];
@@ -103,7 +102,7 @@ TEST(GgufFile, reading_outside_a_tensor_is_refused) {
 }
 
 TEST(GgufFile, missing_file_and_folder_are_named) {
-    const TempFolder folder;
+    const TestFolder folder;
     EXPECT_EQ(kind_of(folder / "none.gguf"), ErrorKind::not_found);
     EXPECT_EQ(kind_of(folder.path()), ErrorKind::invalid);
     EXPECT_EQ(kind_of(folder.write("empty.gguf", {})), ErrorKind::corrupt);
@@ -111,7 +110,7 @@ TEST(GgufFile, missing_file_and_folder_are_named) {
 }
 
 TEST(GgufFile, every_truncation_is_rejected) {
-    const TempFolder folder;
+    const TestFolder folder;
     TinyModel model;
     model.n_layer = 1;
     const GgufWriter writer = model.writer();
@@ -133,7 +132,7 @@ TEST(GgufFile, every_truncation_is_rejected) {
 }
 
 TEST(GgufFile, flipped_bytes_never_crash) {
-    const TempFolder folder;
+    const TestFolder folder;
     TinyModel model;
     model.n_layer = 1;
     model.more_keys = [](GgufWriter& writer) {
@@ -178,7 +177,7 @@ TEST(GgufFile, flipped_bytes_never_crash) {
 }
 
 TEST(GgufFile, hostile_counts_and_lengths_are_rejected) {
-    const TempFolder folder;
+    const TestFolder folder;
     const Bytes good = TinyModel{}.bytes();
     const std::uint64_t huge[] = {~0ull, 1ull << 63, 1ull << 40, 1u << 20};
     for (const std::uint64_t value : huge) {
@@ -211,7 +210,7 @@ TEST(GgufFile, shapes_that_overflow_are_rejected) {
 }
 
 TEST(GgufFile, metadata_that_ggml_would_abort_on_is_rejected) {
-    const TempFolder folder;
+    const TestFolder folder;
     const Bytes good = TinyModel{}.bytes();
     Bytes zero_in_key = good;
     zero_in_key[position_of(good, "general.name")] = std::byte{0};
@@ -235,7 +234,7 @@ TEST(GgufFile, metadata_that_ggml_would_abort_on_is_rejected) {
 }
 
 TEST(GgufFile, duplicate_tensors_are_rejected) {
-    const TempFolder folder;
+    const TestFolder folder;
     TinyModel model;
     model.more_tensors = [](GgufWriter& writer) {
         (void)writer.add_tensor("token_embd.weight", GGML_TYPE_F32, {4, 1, 1, 1});
@@ -263,7 +262,7 @@ class Splits : public ::testing::Test {
         for (std::size_t i = 0; i < n; ++i) { folder.write(name(i, n), split(i, n, static_cast<std::int32_t>(2 * n))); }
     }
 
-    TempFolder folder;
+    TestFolder folder;
 };
 
 TEST_F(Splits, are_found_from_any_of_them) {

@@ -11,7 +11,6 @@
 namespace linkcpp::model {
 namespace {
 
-using testing::TempFolder;
 using testing::TinyModel;
 
 class ManifestTest : public ::testing::Test {
@@ -20,7 +19,7 @@ class ManifestTest : public ::testing::Test {
         return GgufFile::open(folder.write(name, model.bytes())).value();
     }
 
-    TempFolder folder;
+    TestFolder folder;
 };
 
 void expect_corrupt(std::string_view json) {

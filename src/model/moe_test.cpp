@@ -7,11 +7,10 @@
 namespace linkcpp::model {
 namespace {
 
-using testing::TempFolder;
 using testing::TinyModel;
 
 Result<MoeModel> read(const TinyModel& model) {
-    const TempFolder folder;
+    const TestFolder folder;
     auto file = GgufFile::open(folder.write("m.gguf", model.bytes()));
     if (!file) { return std::unexpected(file.error()); }
     return read_moe(*file);
@@ -79,7 +78,7 @@ TEST(Moe, experts_used_may_differ_between_layers) {
             add(other, std::string(block) + name, GGML_TYPE_F32, {32, 32, 4, 1});
         }
     }
-    const TempFolder folder;
+    const TestFolder folder;
     const auto moe = read_moe(*GgufFile::open(folder.write("m.gguf", TinyModel::fill(other))));
     ASSERT_TRUE(moe) << moe.error().message;
     EXPECT_EQ(moe->layers[0].n_expert_used, 1);

@@ -12,7 +12,6 @@
 namespace linkcpp::model {
 namespace {
 
-using testing::TempFolder;
 using testing::TinyModel;
 
 std::uint64_t disk_bytes(const std::filesystem::path& path) {
@@ -42,7 +41,7 @@ class Slicer : public ::testing::Test {
         return status ? Error{} : status.error();
     }
 
-    TempFolder folder;
+    TestFolder folder;
 };
 
 TEST_F(Slicer, slices_are_the_source_s_bytes) {
@@ -232,7 +231,7 @@ TEST_F(Slicer, the_model_itself_is_never_overwritten) {
 }
 
 // Cuts a model into two splits: all tensors of the first `n` in one, the others in the other.
-void write_splits(const GgufFile& file, const TempFolder& folder, std::size_t n) {
+void write_splits(const GgufFile& file, const TestFolder& folder, std::size_t n) {
     for (std::size_t split = 0; split < 2; ++split) {
         GgufWriter writer;
         if (split == 0) {

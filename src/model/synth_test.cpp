@@ -17,8 +17,6 @@
 namespace linkcpp::model {
 namespace {
 
-using testing::TempFolder;
-
 std::vector<float> dequantised(ggml_type type, ByteView bytes, std::int64_t n) {
     std::vector<float> values(static_cast<std::size_t>(n));
     if (type == GGML_TYPE_F32) {
@@ -119,7 +117,7 @@ class Synth : public ::testing::Test {
         return options;
     }
 
-    TempFolder folder;
+    TestFolder folder;
 };
 
 // h of unit scale through one expert, in double precision.

@@ -1,9 +1,8 @@
-// For tests: small GGUF models made in memory, and folders that are removed again.
+// For tests: small GGUF models made in memory.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -12,36 +11,11 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/test_folder.h"
 #include "model/gguf_writer.h"
 #include "model/moe.h"
 
 namespace linkcpp::model::testing {
-
-class TempFolder {
-  public:
-    TempFolder() {
-        std::string name = (std::filesystem::temp_directory_path() / "linkcpp-model-test-XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) { std::abort(); }
-        path_ = name;
-    }
-    ~TempFolder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path_, ignored);
-    }
-    TempFolder(const TempFolder&) = delete;
-    TempFolder& operator=(const TempFolder&) = delete;
-
-    std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
-    const std::filesystem::path& path() const { return path_; }
-    std::filesystem::path write(std::string_view name, ByteView bytes) const {
-        std::ofstream(path_ / name, std::ios::binary)
-            .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-        return path_ / name;
-    }
-
-  private:
-    std::filesystem::path path_;
-};
 
 inline Bytes read_bytes(const std::filesystem::path& path) {
     std::ifstream in(path, std::ios::binary);

@@ -26,12 +26,12 @@ Result<std::unique_ptr<wire::ControlT>> receive_message(Link& link) {
 }
 
 Result<std::unique_ptr<wire::ControlT>> receive_message_blocking(Link& link, Duration timeout) {
-    const TimePoint deadline = std::chrono::steady_clock::now() + timeout;
+    const TimePoint deadline = steady_now() + timeout;
     while (true) {
         LINKCPP_CHECK(link.flush());
         LINKCPP_TRY(std::unique_ptr<wire::ControlT> message, receive_message(link));
         if (message) { return message; }
-        const Duration left = deadline - std::chrono::steady_clock::now();
+        const Duration left = deadline - steady_now();
         if (left <= Duration::zero()) { return fail(ErrorKind::timeout, "{}: no answer in time", link.name()); }
         wait(link, left);
     }

@@ -427,23 +427,23 @@ void wait(const Link& link, Duration timeout) {
 }
 
 Result<Frame> receive_blocking(Link& link, Duration timeout) {
-    const TimePoint deadline = std::chrono::steady_clock::now() + timeout;
+    const TimePoint deadline = steady_now() + timeout;
     while (true) {
         LINKCPP_CHECK(link.flush());
         LINKCPP_TRY(std::optional<Frame> frame, link.receive());
         if (frame) { return *frame; }
-        const Duration left = deadline - std::chrono::steady_clock::now();
+        const Duration left = deadline - steady_now();
         if (left <= Duration::zero()) { return fail(ErrorKind::timeout, "{}: no answer in time", link.name()); }
         wait(link, left);
     }
 }
 
 Status flush_blocking(Link& link, Duration timeout) {
-    const TimePoint deadline = std::chrono::steady_clock::now() + timeout;
+    const TimePoint deadline = steady_now() + timeout;
     while (true) {
         LINKCPP_CHECK(link.flush());
         if (link.established() && link.idle()) { return {}; }
-        const Duration left = deadline - std::chrono::steady_clock::now();
+        const Duration left = deadline - steady_now();
         if (left <= Duration::zero()) { return fail(ErrorKind::timeout, "{}: not written in time", link.name()); }
         wait(link, left);
     }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/platform.h"
+#include "base/test_folder.h"
 #include "net/identity.h"
 #include "net/join_line.h"
 #include "net/link.h"
@@ -205,15 +206,14 @@ TEST(Link, nothing_comes_in_time) {
 }
 
 TEST(Identity, is_the_same_after_a_restart) {
-    const auto dir = std::filesystem::temp_directory_path() / ("linkcpp-" + random_hex(6));
-    std::filesystem::create_directories(dir);
+    const TestFolder folder;
+    const auto& dir = folder.path();
     const auto first = Identity::load_or_make(dir, "hub");
     ASSERT_TRUE(first) << first.error().message;
     EXPECT_EQ(Identity::load_or_make(dir, "hub")->fingerprint(), first->fingerprint());
     EXPECT_EQ(std::filesystem::status(dir / "hub.pem").permissions(), std::filesystem::perms(0600));
     ASSERT_TRUE(write_file_atomically(dir / "hub.pem", "garbage"));
     EXPECT_EQ(Identity::load_or_make(dir, "hub").error().kind, ErrorKind::corrupt);
-    std::filesystem::remove_all(dir);
 }
 
 TEST(JoinLine, round_trips) {
@@ -274,7 +274,8 @@ TEST(Socket, tcp_and_unix_connect) {
     ASSERT_TRUE(connect_tcp(tcp->address(), 1s));
     EXPECT_TRUE(tcp->accept().value().has_value());
     EXPECT_FALSE(tcp->accept().value().has_value());
-    const auto path = std::filesystem::temp_directory_path() / ("linkcpp-" + random_hex(6));
+    const TestFolder folder;
+    const auto path = folder / "socket";
     {
         auto listener = Listener::unix_socket(path);
         ASSERT_TRUE(listener) << listener.error().message;

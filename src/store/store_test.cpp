@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/platform.h"
+#include "base/test_folder.h"
 #include "store/slice_store.h"
 
 namespace linkcpp::store {
@@ -13,13 +14,13 @@ namespace fs = std::filesystem;
 
 class Store : public testing::Test {
   protected:
-    void TearDown() override { fs::remove_all(dir_); }
     std::size_t n_files() const {
         std::size_t n = 0;
         for (const auto& entry : fs::recursive_directory_iterator(dir_)) { n += entry.is_regular_file() ? 1 : 0; }
         return n;
     }
-    fs::path dir_ = fs::temp_directory_path() / ("linkcpp-" + random_hex(6));
+    TestFolder folder_;
+    fs::path dir_ = folder_ / "store";
     SliceStore store_ = SliceStore::open(dir_).value();
     Digest hash_ = sha256(as_bytes("a slice"));
 };

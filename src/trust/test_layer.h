@@ -75,7 +75,7 @@ struct TestLayer {
     }
 
     static constexpr std::uint64_t kModel = 7;
-    model::testing::TempFolder folder;
+    TestFolder folder;
     ShardFile shard;
 };
 

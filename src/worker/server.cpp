@@ -19,12 +19,8 @@ namespace {
 // After so long without a request nobody has to be told anything.
 constexpr Duration kPulseIdle = std::chrono::seconds(1);
 
-TimePoint now() {
-    return std::chrono::steady_clock::now();
-}
-
 std::uint64_t clock_us() {
-    return static_cast<std::uint64_t>(now().time_since_epoch() / std::chrono::microseconds(1));
+    return static_cast<std::uint64_t>(steady_now().time_since_epoch() / std::chrono::microseconds(1));
 }
 
 bool has_unread(const net::Link& link) {
@@ -77,7 +73,7 @@ class Server::AtWork {
         lock_.lock();
         server_.asking_ = nullptr;
         server_.at_work_ = false;
-        server_.worked_at_ = now();
+        server_.worked_at_ = steady_now();
     }
     AtWork(const AtWork&) = delete;
     AtWork& operator=(const AtWork&) = delete;
@@ -247,9 +243,9 @@ Status Server::answer(net::Link& link, ByteView payload, Lock& lock) {
         return refuse(link, header, wire::Outcome::expired, 0);
     }
     Status sent;
-    TimePoint since = now();
+    TimePoint since = steady_now();
     const auto lap_us = [&] {
-        const auto elapsed = std::chrono::duration_cast<std::chrono::microseconds>(now() - since).count();
+        const auto elapsed = std::chrono::duration_cast<std::chrono::microseconds>(steady_now() - since).count();
         stats_.busy_us += static_cast<std::uint64_t>(elapsed);
         return static_cast<std::uint32_t>(elapsed);
     };
@@ -261,7 +257,7 @@ Status Server::answer(net::Link& link, ByteView payload, Lock& lock) {
             if (is_expired()) { return fail(ErrorKind::timeout, "nobody wants this any more"); }
             const std::lock_guard links(links_mutex_);
             sent = send_rows(link, header, part, us);
-            since = now();
+            since = steady_now();
             return sent;
         });
     }
@@ -301,7 +297,7 @@ bool Server::is_awaited() const {
 void Server::pulse(const std::stop_token& stop) {
     Lock lock(links_mutex_);
     while (!stop.stop_requested()) {
-        if (!is_awaited() && now() - worked_at_ > kPulseIdle) {
+        if (!is_awaited() && steady_now() - worked_at_ > kPulseIdle) {
             pulse_sleeps_ = true;
             pulse_wanted_.wait(lock, stop, [this] { return is_awaited(); });
             pulse_sleeps_ = false;

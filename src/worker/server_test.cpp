@@ -82,7 +82,7 @@ class ServerTest : public testing::Test {
         }
     }
 
-    model::testing::TempFolder folder_;
+    TestFolder folder_;
     std::unique_ptr<expert::Engine> engine_;
     std::unique_ptr<Server> server_;
     std::unique_ptr<net::Link> link_;

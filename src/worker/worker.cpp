@@ -30,10 +30,6 @@ constexpr std::size_t kMaxEpochs = 16;
 // Of the memory that is free, what is left for activations and for everybody else.
 constexpr double kMemoryShare = 0.8;
 
-TimePoint now() {
-    return std::chrono::steady_clock::now();
-}
-
 // Errors that trying again does not cure.
 bool is_final(const Error& error) {
     return error.kind == ErrorKind::invalid || error.kind == ErrorKind::unsupported;
@@ -119,30 +115,31 @@ Result<std::unique_ptr<net::Link>> Worker::join() {
 Status Worker::session(net::Link& hub, const std::stop_token& stop) {
     const Duration heartbeat = std::chrono::milliseconds(std::clamp(welcome_.heartbeat_ms, 50u, 60'000u));
     TimePoint next_report{};
-    TimePoint last_heard = now();
+    TimePoint last_heard = steady_now();
     bool loading = false;
     while (!stop.stop_requested()) {
         LINKCPP_CHECK(hub.flush());
         while (true) {
             LINKCPP_TRY(const auto message, net::receive_message(hub));
             if (!message) { break; }
-            last_heard = now();
+            last_heard = steady_now();
             LINKCPP_CHECK(handle(*message));
         }
-        if (now() - last_heard > heartbeat * kMissedHeartbeats) {
-            return fail(ErrorKind::timeout, "{}: silent for {:.0f} s", hub.name(), to_seconds(now() - last_heard));
+        if (steady_now() - last_heard > heartbeat * kMissedHeartbeats) {
+            return fail(ErrorKind::timeout, "{}: silent for {:.0f} s", hub.name(),
+                        to_seconds(steady_now() - last_heard));
         }
         const bool was_loading = std::exchange(loading, loader_.state().state == fb::ShardState::loading);
-        if (now() >= next_report || asked_ != 0 || was_loading != loading) {
+        if (steady_now() >= next_report || asked_ != 0 || was_loading != loading) {
             LINKCPP_CHECK(report(hub, std::exchange(asked_, 0)));
-            next_report = now() + (loading ? std::min<Duration>(kProgressEvery, heartbeat) : heartbeat);
+            next_report = steady_now() + (loading ? std::min<Duration>(kProgressEvery, heartbeat) : heartbeat);
         }
         for (fb::ProbeRowsT& rows : prober_.take()) { LINKCPP_CHECK(net::send_message(hub, std::move(rows))); }
         dial();
 
-        Duration timeout = next_report - now();
+        Duration timeout = next_report - steady_now();
         for (const auto& [id, peer] : peers_) {
-            if (!peer.alive->load()) { timeout = std::min<Duration>(timeout, peer.next_try - now()); }
+            if (!peer.alive->load()) { timeout = std::min<Duration>(timeout, peer.next_try - steady_now()); }
         }
         std::array<pollfd, 5> entries{{{hub.fd(), hub.events(), 0},
                                        {stop_wakeup_.fd(), POLLIN, 0},
@@ -225,7 +222,7 @@ void Worker::set_coordinators(const fb::CoordinatorsT& coordinators) {
         const bool is_same = known != peers_.end() && known->second.coordinator == *coordinator;
         peers.insert_or_assign(coordinator->id, is_same ? known->second
                                                         : Peer{*coordinator, std::make_shared<std::atomic<bool>>(false),
-                                                               now(), Backoff(kFirstDelay, kMaxDelay)});
+                                                               steady_now(), Backoff(kFirstDelay, kMaxDelay)});
     }
     for (const std::string& id : coordinators.revoked) { server_.drop(id); }
     left_out_ = std::move(left_out);
@@ -234,11 +231,11 @@ void Worker::set_coordinators(const fb::CoordinatorsT& coordinators) {
 
 void Worker::dial() {
     for (auto& [id, peer] : peers_) {
-        if (peer.alive->load() || now() < peer.next_try) { continue; }
+        if (peer.alive->load() || steady_now() < peer.next_try) { continue; }
         const Status status = dial_one(peer.coordinator, peer.alive);
         const bool first = peer.backoff.n_failures() == 0;
         if (status) { peer.backoff.reset(); }
-        peer.next_try = now() + (status ? kFirstDelay : peer.backoff.next());
+        peer.next_try = steady_now() + (status ? kFirstDelay : peer.backoff.next());
         // The first time it may only have ended, and the hub has not said so yet.
         if (!status) {
             log_line(first ? LogLevel::debug : LogLevel::warn,
