@@ -106,6 +106,7 @@ Status join(const JoinArguments& options) {
     });
     while (!stop.requested() && !done) { stop.sleep(std::chrono::milliseconds(200)); }
     thread.join();
+    if (!status && status.error().kind == ErrorKind::invalid) { exit_with(kNotLetIn, status.error().message); }
     return status;
 }
 

@@ -43,6 +43,8 @@ constexpr store::HttpsClient::Patience kHubPatience{.connect = 1s, .stall = 2s};
 constexpr Duration kWatchEvery = 20ms;
 constexpr Duration kServingWatchEvery = 200ms;
 
+constexpr const char* kOwnWorkers = "--own-workers";  // of the workers on this machine, how many will be started
+
 struct LimitOption {
     const char* name;
     std::size_t hub::HubLimits::* limit;
@@ -79,6 +81,7 @@ struct ServeArguments {
     hub::HubLimits limits;
     double hello_time = to_seconds(hub::HubLimits().hello_time);
     unsigned n_expected = 0;
+    unsigned n_own_workers = 0;
     std::uint16_t port = 7070;
     std::uint16_t https_port = 0;
     unsigned n_local_workers = 0;
@@ -148,8 +151,9 @@ std::string options_name(const std::string& model) {
 struct SwarmView {
     std::string model_id;
     std::string model_name;
-    bool complete = false;  // every slice has a live holder
-    bool settled = false;   // all who have joined have loaded what they were given, or failed to
+    bool complete = false;             // every slice has a live holder
+    bool settled = false;              // all who have joined have loaded what they were given, or failed to
+    std::vector<std::string> awaited;  // workers that have slices and are not there
     std::uint64_t loading_bytes = 0;
     std::uint64_t loaded_bytes = 0;
     std::set<std::string> computed_for;  // programs
@@ -164,6 +168,7 @@ Result<SwarmView> ask_hub(store::HttpsClient& hub) {
                        .complete = status.at("coverage").at("missing_slices") == 0,
                        .settled = status.at("coverage").at("settled")};
         for (const auto& worker : status.at("workers")) {
+            if (worker.at("state") == "gone") { view.awaited.push_back(worker.at("name")); }
             if (worker.at("state") != "loading") { continue; }
             view.loading_bytes += worker.at("loading").at("total_bytes").get<std::uint64_t>();
             view.loaded_bytes += worker.at("loading").at("done_bytes").get<std::uint64_t>();
@@ -231,6 +236,7 @@ Result<hub::HubOptions> hub_options(const ServeArguments& options) {
     hub.limits.hello_time = from_seconds(options.hello_time);
     hub.swarm.n_replicas = options.n_replicas;
     hub.swarm.expected_workers = options.n_expected;
+    for (unsigned i = 1; i <= options.n_own_workers; ++i) { hub.own_workers.insert(local_worker_name(i)); }
     return hub;
 }
 
@@ -245,7 +251,9 @@ std::vector<std::string> hub_arguments(const ServeArguments& options) {
                                        "--probe-every",
                                        std::to_string(options.probe_every),
                                        "--expect-workers",
-                                       std::to_string(std::max(options.n_expected, options.n_local_workers))};
+                                       std::to_string(std::max(options.n_expected, options.n_local_workers)),
+                                       kOwnWorkers,
+                                       std::to_string(options.n_local_workers)};
     for (const LimitOption& option : kLimitOptions) {
         arguments.insert(arguments.end(), {option.name, std::to_string(options.limits.*option.limit)});
     }
@@ -346,14 +354,17 @@ class Supervisor {
 
     Status await_workers() {
         ask(kAskHubEvery);
-        if (swarm_ && no_answer_.empty() && (workers_.empty() || swarm_->complete || swarm_->settled)) {
-            if (!workers_.empty() && !swarm_->complete) {
+        const bool hopes = workers_.n_hoped_for() > 0;
+        if (swarm_ && no_answer_.empty() && (!hopes || swarm_->complete || swarm_->settled)) {
+            if (options_.n_local_workers > 0 && !swarm_->complete) {
+                const char* why = hopes ? "have no room for every expert" : "are not let in";
                 if (options_.no_local_experts) {
                     return fail(ErrorKind::overloaded,
-                                "the local workers have no room for every expert; give them more (--worker-memory), "
-                                "or let llama-server compute the rest (without --no-local-experts)");
+                                "the local workers {}; {}, or let llama-server compute the rest (without "
+                                "--no-local-experts)",
+                                why, hopes ? "give them more (--worker-memory)" : "see above");
                 }
-                log_warn("the workers have no room for every expert: llama-server computes the others itself");
+                log_warn("the workers {}: llama-server computes the other experts itself", why);
             }
             LINKCPP_TRY(KeptAlive server,
                         KeptAlive::run([this] { return start_server(options_, hub_.lines()->own, *swarm_); }));
@@ -369,6 +380,9 @@ class Supervisor {
             } else if (swarm_ && swarm_->loading_bytes > 0) {
                 log_info("the workers are loading: {} of {}", format_bytes(swarm_->loaded_bytes),
                          format_bytes(swarm_->loading_bytes));
+            } else if (swarm_ && !swarm_->awaited.empty()) {
+                log_info("waiting for {}, which had slices before the hub was started again; for {:.0f} s at most",
+                         fmt::join(swarm_->awaited, ", "), to_seconds(hub::Swarm::Options().restart_grace));
             } else {
                 log_info("waiting for the local workers");
             }
@@ -494,6 +508,7 @@ void add_serve(CLI::App& app) {
         ->add_option("--expect-workers", options->n_expected,
                      "Place no slice before so many workers have joined (or 20 s have passed since the first)")
         ->check(CLI::Range(0u, 4096u));
+    command->add_option(kOwnWorkers, options->n_own_workers)->group("");  // between this command and its hub
     command->add_flag("--lan", options->lan, "Let other machines in (default: this machine only)");
     command->add_option("--listen", options->listen, "The address to listen on instead, HOST or HOST:PORT");
     command->add_option("--port", options->port, "Port of the hub; HTTPS is on the next one")->capture_default_str();

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <functional>
+#include <string>
+#include <string_view>
 
 #include <CLI/CLI.hpp>
 
@@ -39,6 +41,12 @@ CLI::Validator is_size();
 
 // Runs `work` when `command` is given. An error is one line on standard error, and exit status 1.
 void run_or_exit(CLI::App* command, std::function<Status()> work);
+
+// From within `work`: one line on standard error, and that exit status.
+[[noreturn]] void exit_with(int status, std::string_view error);
+
+// Of `linkcpp join`, when the hub does not let it in and trying again would not help.
+inline constexpr int kNotLetIn = 3;
 
 // The same for what gives a verdict, like diff(1): 0 when `work` gives an empty text, 1 when it gives another, which is
 // said on standard error, 2 when it could not be done.

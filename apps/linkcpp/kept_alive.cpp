@@ -5,8 +5,6 @@
 #include "base/log.h"
 
 namespace linkcpp::cli {
-namespace {}  // namespace
-
 KeptAlive::KeptAlive(Start start, Process process)
     : start_(std::move(start)), process_(std::move(process)), started_(steady_now()) {}
 
@@ -23,6 +21,7 @@ std::optional<int> KeptAlive::watch() {
         ++n_short_lives_;
     } else {
         n_short_lives_ = 0;
+        has_lived_ = true;
         backoff_.reset();
     }
     again_ = steady_now() + backoff_.next();

@@ -26,21 +26,23 @@ class KeptAlive {
 
     Process& process() { return process_; }
     TimePoint started() const { return started_; }
-    // So many times in a row it ended soon after its start.
-    int n_short_lives() const { return n_short_lives_; }
-
-    static constexpr int kMaxShortLives = 3;  // of one that has never done anything else it is said to be hopeless
+    // It runs, and has for longer than one that dies young.
+    bool has_settled() const { return !again_ && steady_now() - started_ >= kShortLife; }
+    // It has ended soon after its start each time, and that several times.
+    bool is_hopeless() const { return !has_lived_ && n_short_lives_ >= kMaxShortLives; }
 
   private:
     KeptAlive(Start start, Process process);
 
     static constexpr Duration kShortLife = std::chrono::seconds(5);
+    static constexpr int kMaxShortLives = 3;
     Start start_;
     Process process_;
     Backoff backoff_{std::chrono::milliseconds(100), std::chrono::seconds(25)};
     TimePoint started_;
     std::optional<TimePoint> again_;  // it has ended: when it is started again
     int n_short_lives_ = 0;
+    bool has_lived_ = false;  // for longer than that, once
 };
 
 }  // namespace linkcpp::cli

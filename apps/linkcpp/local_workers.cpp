@@ -4,9 +4,14 @@
 
 #include "base/log.h"
 #include "base/platform.h"
+#include "commands.h"
 #include "hub_file.h"
 
 namespace linkcpp::cli {
+
+std::string local_worker_name(unsigned number) {
+    return fmt::format("local-{}", number);
+}
 
 Status LocalWorkers::start(const std::function<net::JoinLine()>& line) {
     for (unsigned i = 1; i <= n_workers_; ++i) {
@@ -20,13 +25,22 @@ Status LocalWorkers::watch(bool serving) {
     for (std::size_t i = 0; i < workers_.size(); ++i) {
         KeptAlive& worker = workers_[i];
         if (const auto status = worker.watch()) {
-            if (worker.n_short_lives() >= KeptAlive::kMaxShortLives && !serving) {
+            if (*status == kNotLetIn) {
+                if (shut_out_.insert(i).second) {
+                    log_warn(
+                        "the hub does not let local worker {0} in, and goes on without it; if it was revoked, "
+                        "`linkcpp revoke --undo local-{0}` lets it in again",
+                        i + 1);
+                }
+            } else if (worker.is_hopeless() && !serving) {
                 return fail(ErrorKind::failed, "local worker {} ends (status {}) whenever it is started; see above",
                             i + 1, *status);
+            } else {
+                log_warn("local worker {} ended with status {}; starting it again", i + 1, *status);
             }
-            log_warn("local worker {} ended with status {}; starting it again", i + 1, *status);
         }
         worker.start_again();
+        if (worker.has_settled()) { shut_out_.erase(i); }
     }
     return {};
 }
@@ -37,7 +51,7 @@ Result<Process> LocalWorkers::start_one(unsigned number, const net::JoinLine& li
     process.arguments = {(executable_dir() / "linkcpp").string(),
                          "join",
                          "--name",
-                         fmt::format("local-{}", number),
+                         local_worker_name(number),
                          "--memory",
                          std::to_string(memory_),
                          "--threads",

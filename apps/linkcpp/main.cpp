@@ -25,17 +25,17 @@ void print_error(std::string_view message) {
     std::fprintf(stderr, "linkcpp: error: %s\n", one_line(message).c_str());
 }
 
-[[noreturn]] void exit_with(int status, std::string_view error) {
-    print_error(error);
-    throw CLI::RuntimeError(status);
-}
-
 // What was printed is where it belongs.
 void end_output() {
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) { exit_with(1, "the output could not be written"); }
 }
 
 }  // namespace
+
+void exit_with(int status, std::string_view error) {
+    print_error(error);
+    throw CLI::RuntimeError(status);
+}
 
 CLI::Validator is_number() {
     const auto check = [](std::string& text) -> std::string {

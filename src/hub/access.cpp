@@ -148,7 +148,7 @@ Status Access::admit(const std::string& key, std::string_view token, fb::Role ro
     member.name = name.empty() ? key.substr(0, kShortId) : name;
     member.role = role;
     member.seen = now;
-    if (own || by_token) { member.token = own ? "" : found->name; }
+    if (own || by_token) { member.token = own ? kOwn : found->name; }
     changed_ = changed_ || member.role != before.role || member.name != before.name || member.token != before.token;
     // That a key was revoked is never forgotten.
     const auto is_program = [](const auto& entry) {

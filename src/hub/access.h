@@ -46,6 +46,8 @@ class Access {
   public:
     // The name of the token that a hub makes for itself and prints.
     static constexpr const char* kDefault = "workers";
+    // What a member's `token` is that came in with the hub's own secret; no token can be called so.
+    static constexpr const char* kOwn = "(own)";
 
     // Without a file: one token, the default. Errors: corrupt, failed: a hub that does not know whom it let in must not
     // start.

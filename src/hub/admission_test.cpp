@@ -35,6 +35,7 @@ class AdmissionTest : public testing::Test {
         hello.name = id;
         hello.memory_bytes = 1u << 30;
         swarm_->joined(id, hello, clock_.now());
+        swarm_->reported(id, fb::ShardT(), clock_.now());
         admission_->joined(id, id);
     }
     void load(const std::string& id) {
@@ -219,11 +220,11 @@ TEST_F(AdmissionTest, an_error_nonsense_or_silence_is_no_answer) {
 
 TEST_F(AdmissionTest, what_was_asked_about_an_old_assignment_counts_no_more) {
     join("a");
+    join("b");
     load("a");
     const auto probes = due();
     ASSERT_EQ(probes.size(), 1u);
-    join("b");
-    load("b");
+    swarm_->said_goodbye("b", clock_.now());
     load("a");
     due();
     const Admission::Change change =

@@ -17,6 +17,8 @@ constexpr std::size_t kRequestsPerConnection = 1'000'000;
 // An idle connection holds a thread for this long, and the end of the program too.
 constexpr time_t kIdleS = 1;
 constexpr std::size_t kMaxRequestBody = 64u << 10;
+// httplib puts all ranges of an answer together in memory: of many, each the whole, some requests would fill it.
+constexpr std::size_t kMaxRanges = 1;
 
 struct SlicePlace {
     const model::MoeLayer* layer;
@@ -148,7 +150,11 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
             const bool is_operator = source.operator_tokens.accept(token);
             if (is_operator || known) { guests->let_in(request.ssl); }
             if (is_operator || (known && request.method == "GET")) {
-                return httplib::Server::HandlerResponse::Unhandled;
+                if (request.ranges.size() <= kMaxRanges) { return httplib::Server::HandlerResponse::Unhandled; }
+                response.status = 416;
+                source.refused("HTTPS: several ranges", fmt::format("HTTPS: {} asked for {} ranges of one answer",
+                                                                    request.remote_addr, request.ranges.size()));
+                return httplib::Server::HandlerResponse::Handled;
             }
             response.status = known ? 403 : 401;
             source.refused(known ? "HTTPS: not the operator" : "HTTPS: no valid token",

@@ -55,7 +55,7 @@ Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net
       own_secret_(random_hex(kTokenBytes)),
       operator_token_(random_hex(kTokenBytes)),
       trust_path_(state_dir / kTrustFile),
-      placement_path_(placement_path(state_dir, model_id_)),
+      placement_path_(placement_path(state_dir, model_id_, listener_.address().port)),
       swarm_(manifest_, model_id_, options_.swarm),
       admission_(manifest_.model, options_.admission, random_seed()),
       started_(steady_now()) {
@@ -86,6 +86,12 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
                                      std::move(tls), std::move(listener), std::move(access), dir));
     hub->admission_.restore(std::move(known));
     if (auto placed = read_placement(hub->placement_path_, hub->manifest_.model, hub->model_id_)) {
+        // A worker that an earlier start of this command has started, and this one does not, will not come back.
+        std::erase_if(*placed, [raw = hub.get()](const RememberedWorker& worker) {
+            const auto member = raw->access_.members().find(worker.id);
+            return member != raw->access_.members().end() && member->second.token == Access::kOwn &&
+                   !raw->options_.own_workers.contains(worker.name);
+        });
         hub->swarm_.remember(*std::move(placed), steady_now());
     } else {
         log_warn("{}; slices are placed anew", placed.error().message);

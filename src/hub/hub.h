@@ -53,7 +53,8 @@ struct HubOptions {
     std::filesystem::path model;
     net::Address listen{"127.0.0.1", 7070};
     std::uint16_t https_port = 7071;
-    std::string advertised_host;  // in the join line; empty: the listening one
+    std::string advertised_host;        // in the join line; empty: the listening one
+    std::set<std::string> own_workers;  // names of those that whoever starts this hub starts, too
     Swarm::Options swarm;
     Admission::Options admission;
     HubLimits limits;

@@ -46,8 +46,8 @@ Result<plan::Holdings> from_json(const model::MoeModel& model, const json& slice
 
 }  // namespace
 
-std::filesystem::path placement_path(const std::filesystem::path& dir, const Digest& model_id) {
-    return dir / fmt::format("placement-{}.json", model_id.hex().substr(0, 12));
+std::filesystem::path placement_path(const std::filesystem::path& dir, const Digest& model_id, std::uint16_t port) {
+    return dir / fmt::format("placement-{}-{}.json", model_id.hex().substr(0, 12), port);
 }
 
 Result<std::vector<RememberedWorker>> read_placement(const std::filesystem::path& path, const model::MoeModel& model,

@@ -1,5 +1,6 @@
 // Who was given what, kept across starts of the hub, so that workers that come back find their slices where they were:
-// JSON in its state folder, one file a model. It is no secret and no authority: without it slices are placed anew.
+// JSON in its state folder, one file for a model and a port: two hubs of one model have workers of their own. It is no
+// secret and no authority: without it slices are placed anew.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +12,7 @@
 namespace linkcpp::hub {
 
 // `dir`/placement-…json
-std::filesystem::path placement_path(const std::filesystem::path& dir, const Digest& model_id);
+std::filesystem::path placement_path(const std::filesystem::path& dir, const Digest& model_id, std::uint16_t port);
 
 // Empty when there is no file. Errors: corrupt, failed.
 Result<std::vector<RememberedWorker>> read_placement(const std::filesystem::path& path, const model::MoeModel& model,

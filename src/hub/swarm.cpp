@@ -56,6 +56,8 @@ void Swarm::joined(const std::string& id, const fb::HelloT& hello, TimePoint now
         worker.share = worker.assigned = plan::nothing(model_);
     }
     // Whoever it was before, it holds nothing until it says so, and can do nothing until it has shown it.
+    worker.heard = false;
+    worker.must_assign = true;
     worker.ready = worker.proven = plan::nothing(model_);
     worker.hello = hello;
     worker.hello.token.clear();
@@ -64,7 +66,7 @@ void Swarm::joined(const std::string& id, const fb::HelloT& hello, TimePoint now
     worker.shard = {};
     worker.retry_at = {};
     worker.told_epoch = 0;
-    // A worker that is back gets its assignment again under a new epoch; placement only changes for a new one.
+    // It gets its assignment again under a new epoch; placement only changes for a new one.
     worker.assigned = plan::nothing(model_);
     must_place_ = true;
     changed_at_ = now;
@@ -90,6 +92,11 @@ bool Swarm::reported(const std::string& id, const fb::ShardT& shard, TimePoint n
     WorkerRecord& worker = found->second;
     worker.seen_at = now;
     worker.shard = shard;
+    worker.shard.held.clear();
+    if (!std::exchange(worker.heard, true)) {
+        worker.ready = said(worker, shard);
+        must_assign_ = true;
+    }
     const bool is_current = shard.epoch == worker.epoch && worker.epoch != 0;
     const bool is_told = is_current && std::exchange(worker.told_epoch, worker.epoch) != worker.epoch;
     if (shard.state == fb::ShardState::failed && is_current) {
@@ -168,13 +175,19 @@ void Swarm::reported(const std::string& id, const fb::StatsT& stats, TimePoint n
 
 TimePoint Swarm::next_replan(TimePoint now) const {
     TimePoint next = now + std::chrono::hours(1);
-    if (must_assign_) { return now; }
-    if (must_place_) { next = std::min(next, changed_at_ + options_.settle); }
+    if (must_assign_ && !must_place_) { return now; }
+    if (must_place_) { next = std::min(next, place_at()); }
     for (const auto& [id, worker] : workers_) {
         if (!worker.connected) { next = std::min(next, worker.left_at + options_.grace); }
         if (worker.retry_at != TimePoint{}) { next = std::min(next, worker.retry_at); }
     }
     return std::max(now, next);
+}
+
+TimePoint Swarm::place_at() const {
+    const TimePoint settled = changed_at_ + options_.settle;
+    const bool enough = placed_ || workers_.size() >= options_.expected_workers;
+    return enough ? settled : std::max(settled, first_join_ + options_.patience);
 }
 
 std::vector<std::string> Swarm::replan(TimePoint now) {
@@ -193,10 +206,7 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
         worker.retry_at = {};
         must_place_ = true;
     }
-    const bool settled = now >= changed_at_ + options_.settle;
-    const bool enough =
-        placed_ || workers_.size() >= options_.expected_workers || now >= first_join_ + options_.patience;
-    if (must_place_ && settled && enough) {
+    if (must_place_ && now >= place_at()) {
         std::vector<plan::Holder> holders;
         for (const auto& [id, worker] : workers_) {
             const bool idle = worker.retry_at != TimePoint{} || worker.quarantined || worker.drained;
@@ -221,14 +231,12 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
         ++n_placements_;
     }
     std::vector<std::string> changed;
-    if (!must_assign_) { return changed; }
+    if (!must_assign_ || must_place_) { return changed; }
     must_assign_ = false;
     for (auto& [id, worker] : workers_) {
-        if (!worker.connected || worker.retry_at != TimePoint{}) { continue; }
-        plan::Holdings wanted = share_and_orphans(worker);
-        if (plan::bytes_of(model_, wanted) > worker.hello.memory_bytes) { wanted = worker.share; }
-        const bool is_told = wanted == worker.assigned && worker.epoch != 0 && worker.shard.epoch != 0;
-        if (is_told && !worker.must_assign) { continue; }
+        if (!worker.heard || !worker.connected || worker.retry_at != TimePoint{}) { continue; }
+        plan::Holdings wanted = this->wanted(worker);
+        if (wanted == worker.assigned && !worker.must_assign) { continue; }
         worker.must_assign = false;
         worker.ready = both(worker.ready, wanted);
         worker.proven = both(worker.proven, worker.ready);
@@ -239,16 +247,60 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
     return changed;
 }
 
-plan::Holdings Swarm::share_and_orphans(const WorkerRecord& worker) const {
-    const plan::Holdings mine = routable(worker);
-    return combine(worker.share, mine, [&](bool share, bool routed, std::size_t layer, std::size_t e) {
-        if (share || !routed) { return share; }
-        return std::ranges::none_of(workers_, [&](const auto& entry) {
+plan::Holdings Swarm::wanted(const WorkerRecord& worker) const {
+    const auto has_another = [&](std::size_t layer, std::size_t e) {
+        return std::ranges::any_of(workers_, [&](const auto& entry) {
             const WorkerRecord& other = entry.second;
             return other.id != worker.id && other.connected && other.share[layer][e] && other.ready[layer][e] &&
                    other.proven[layer][e];
         });
-    });
+    };
+    const plan::Holdings kept =
+        combine(worker.share, worker.ready, [&](bool share, bool ready, std::size_t layer, std::size_t e) {
+            return ready && (share || !has_another(layer, e));
+        });
+    // Where there is no room for both: as long as others are under way, what nobody else has stays; when all have come
+    // to rest, each waits for another, and one must begin.
+    const bool may_wait = std::ranges::any_of(
+        workers_, [&](const auto& entry) { return entry.second.id != worker.id && is_under_way(entry.second); });
+    return may_wait ? up_to(worker.hello.memory_bytes, kept, worker.share)
+                    : up_to(worker.hello.memory_bytes, worker.share, kept);
+}
+
+bool Swarm::is_under_way(const WorkerRecord& worker) const {
+    return worker.connected && !worker.quarantined && worker.retry_at == TimePoint{} &&
+           (worker.must_assign || worker.ready_epoch != worker.epoch || plan::count(unproven(worker)) != 0);
+}
+
+plan::Holdings Swarm::up_to(std::uint64_t bytes, const plan::Holdings& first, const plan::Holdings& then) const {
+    plan::Holdings out = plan::nothing(model_);
+    std::uint64_t left = bytes;
+    for (const plan::Holdings* each : {&first, &then}) {
+        for (std::size_t i = 0; i < out.size(); ++i) {
+            const std::uint64_t slice = model_.layers[i].slice_bytes();
+            for (std::size_t e = 0; e < out[i].size(); ++e) {
+                if (!(*each)[i][e] || out[i][e] || slice > left) { continue; }
+                out[i][e] = true;
+                left -= slice;
+            }
+        }
+    }
+    return out;
+}
+
+plan::Holdings Swarm::said(const WorkerRecord& worker, const fb::ShardT& shard) const {
+    plan::Holdings held = plan::nothing(model_);
+    const auto slices = wire::decode_slices(shard.held);
+    if (!slices || worker.quarantined || shard.model_id != wire::encode_digest(model_id_)) { return held; }
+    for (const wire::LayerExperts& each : *slices) {
+        const auto layer = std::ranges::find(model_.layers, each.layer, &model::MoeLayer::layer);
+        if (layer == model_.layers.end()) { continue; }
+        plan::ExpertSet& experts = held[static_cast<std::size_t>(layer - model_.layers.begin())];
+        for (const std::uint16_t expert : each.experts) {
+            if (expert < experts.size()) { experts[expert] = true; }
+        }
+    }
+    return held;
 }
 
 plan::Holdings Swarm::routable(const WorkerRecord& worker) const {

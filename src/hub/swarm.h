@@ -4,7 +4,8 @@
 // A slice is routed to a worker that has loaded it and has computed right with what it holds (admission.h).
 //
 // Moving slices is done in two steps, so that nothing is ever given away before somebody else has it: a worker is first
-// assigned its share and what it has that nobody else has yet; once all shares are loaded, its share alone.
+// assigned its share and what it has that nobody else has yet; once all shares are loaded, its share alone. What it has
+// is what it says when it joins: it may have computed on while this hub, or the one before, was away.
 #pragma once
 
 #include <cstdint>
@@ -31,11 +32,12 @@ struct WorkerRecord {
     std::uint32_t ready_epoch = 0;  // of the last assignment that it has loaded
     plan::Holdings share;           // what placement gives it
     plan::Holdings assigned;        // what it was told to hold: its share, and perhaps more for a while
+    bool heard = false;             // it has said what it holds: before that nothing is assigned
     plan::Holdings ready;           // what it has said that it holds
     plan::Holdings proven;          // of these, what it was admitted for
     bool quarantined = false;       // it has computed wrong: it is given nothing
     bool drained = false;           // its operator wants it empty
-    bool must_assign = false;       // also if nothing has changed: what was ready counts no more
+    bool must_assign = false;       // also if nothing has changed
     wire::fb::ShardT shard;         // its last report
     int n_failures = 0;             // to load, in a row
     TimePoint retry_at{};           // after a failure: until then others get its slices
@@ -113,10 +115,17 @@ class Swarm {
 
   private:
     wire::SliceSet to_slices(const plan::Holdings& holdings) const;
+    // When to place, if that is to be done.
+    TimePoint place_at() const;
     plan::Holdings routable(const WorkerRecord& worker) const;
+    // What it says it holds of this model.
+    plan::Holdings said(const WorkerRecord& worker, const wire::fb::ShardT& shard) const;
     void ask_again_later(WorkerRecord& worker, const std::string& why, TimePoint now);
-    // Its share, and what is routed to it that no other worker who should have it is ready for.
-    plan::Holdings share_and_orphans(const WorkerRecord& worker) const;
+    // What it should hold now: its share, and what it has that no other worker who should have it has proven yet.
+    plan::Holdings wanted(const WorkerRecord& worker) const;
+    // It has not loaded, or not shown, what it was assigned.
+    bool is_under_way(const WorkerRecord& worker) const;
+    plan::Holdings up_to(std::uint64_t bytes, const plan::Holdings& first, const plan::Holdings& then) const;
 
     const model::MoeModel& model_;
     Digest model_id_;

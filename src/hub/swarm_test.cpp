@@ -1,5 +1,4 @@
 #include "hub/swarm.h"
-#include "base/test_folder.h"
 
 #include <gtest/gtest.h>
 
@@ -7,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/file.h"
+#include "base/test_folder.h"
 #include "hub/placement_file.h"
 
 namespace linkcpp::hub {
@@ -40,6 +40,23 @@ class SwarmTest : public testing::Test {
         hello.memory_bytes = memory;
         hello.token = "secret";
         swarm_.joined(id, hello, clock_.now());
+        says(swarm_, id, {});
+    }
+    // The first that a worker says after it has joined: what it holds.
+    void says(Swarm& swarm, const std::string& id, const plan::Holdings& held) {
+        fb::ShardT shard;
+        shard.state = fb::ShardState::ready;
+        shard.epoch = 7;  // some hub's before this one
+        shard.model_id = wire::encode_digest(sha256(as_bytes("model")));
+        wire::SliceSet slices;
+        for (std::uint32_t l = 0; l < held.size(); ++l) {
+            slices.push_back({l, {}});
+            for (std::uint16_t e = 0; e < held[l].size(); ++e) {
+                if (held[l][e]) { slices.back().experts.push_back(e); }
+            }
+        }
+        shard.held = wire::encode_slices(slices);
+        swarm.reported(id, shard, clock_.now());
     }
     // Everything that workers would do: load what they are assigned, say so and show it, until nothing changes.
     void settle() {
@@ -165,6 +182,7 @@ TEST_F(SwarmTest, what_a_worker_held_for_an_earlier_hub_is_no_answer_to_this_one
     fb::HelloT hello;
     hello.memory_bytes = 1 << 20;
     restarted.joined("a", hello, clock_.now());
+    says(restarted, "a", {});
     clock_.advance(1s);
     ASSERT_EQ(restarted.replan(clock_.now()).size(), 1u);
     EXPECT_FALSE(restarted.reported("a", old, clock_.now()));
@@ -184,6 +202,7 @@ TEST_F(SwarmTest, expected_workers_are_waited_for_but_not_for_ever) {
     fb::HelloT hello;
     hello.memory_bytes = 1 << 20;
     swarm.joined("a", hello, clock_.now());
+    says(swarm, "a", {});
     clock_.advance(1s);
     EXPECT_TRUE(swarm.replan(clock_.now()).empty());
     clock_.advance(30s);
@@ -331,6 +350,7 @@ TEST_F(SwarmTest, a_hub_that_is_started_again_finds_everything_where_it_was) {
     EXPECT_FALSE(again.settled());
     for (const char* worker : {"a", "c"}) {  // b takes longer
         again.joined(worker, before.at(worker).hello, clock_.now());
+        says(again, worker, before.at(worker).ready);
     }
     clock_.advance(1s);
     for (const std::string& changed : again.replan(clock_.now())) {
@@ -340,6 +360,7 @@ TEST_F(SwarmTest, a_hub_that_is_started_again_finds_everything_where_it_was) {
     EXPECT_TRUE(again.workers().at("c").drained);
     clock_.advance(20s);
     again.joined("b", before.at("b").hello, clock_.now());
+    says(again, "b", before.at("b").ready);
     clock_.advance(1s);
     (void)again.replan(clock_.now());
     EXPECT_EQ(again.workers().at("b").assigned, before.at("b").share);
@@ -351,6 +372,102 @@ TEST_F(SwarmTest, a_hub_that_is_started_again_finds_everything_where_it_was) {
         EXPECT_FALSE(read_placement(path, manifest_.model, id)) << text;
     }
     EXPECT_TRUE(read_placement(folder / "none.json", manifest_.model, id)->empty());
+}
+
+TEST_F(SwarmTest, nobody_gives_away_what_it_computed_with_while_the_hub_was_away) {
+    for (const char* id : {"a", "b"}) { join(id); }
+    settle();
+    const auto before = swarm_.workers();
+    Swarm again(manifest_, sha256(as_bytes("model")), {.first_epoch = 1000});
+    std::vector<RememberedWorker> known;
+    for (const auto& [id, worker] : before) { known.push_back({.id = id, .name = id, .share = worker.share}); }
+    again.remember(known, clock_.now());
+    for (const char* worker : {"a", "b", "c"}) {  // c is new, and a is to be emptied
+        fb::HelloT hello = before.at("a").hello;
+        again.joined(worker, hello, clock_.now());
+        says(again, worker, worker == std::string("c") ? plan::Holdings() : before.at(worker).ready);
+    }
+    ASSERT_TRUE(again.set_drained("a", true, clock_.now()));
+    const auto answer = [&](const std::string& id, bool proven) {
+        fb::ShardT shard;
+        shard.state = fb::ShardState::ready;
+        shard.epoch = again.workers().at(id).epoch;
+        again.reported(id, shard, clock_.now());
+        if (proven) { again.admitted(id, shard.epoch); }
+    };
+    const auto holds_all_it_had = [&](const std::string& id) {
+        const auto& had = before.at(id).ready;
+        const auto& has = again.workers().at(id).assigned;
+        for (std::size_t l = 0; l < had.size(); ++l) {
+            for (std::size_t e = 0; e < had[l].size(); ++e) {
+                if (had[l][e] && !has[l][e]) { return false; }
+            }
+        }
+        return true;
+    };
+    clock_.advance(1s);
+    (void)again.replan(clock_.now());
+    EXPECT_TRUE(holds_all_it_had("a"));
+    EXPECT_TRUE(holds_all_it_had("b"));
+    for (const char* id : {"a", "b", "c"}) { answer(id, false); }
+    (void)again.replan(clock_.now());
+    EXPECT_TRUE(holds_all_it_had("a")) << "the others have loaded it, and not shown that they can compute with it";
+    EXPECT_TRUE(holds_all_it_had("b"));
+    for (int i = 0; i < 10; ++i) {
+        for (const char* id : {"a", "b", "c"}) { answer(id, true); }
+        (void)again.replan(clock_.now());
+        EXPECT_EQ(again.missing_slices(), 0u) << i;
+    }
+    EXPECT_EQ(plan::count(again.workers().at("a").assigned), 0u);
+    EXPECT_EQ(plan::count(again.workers().at("b").assigned), 18u);
+    EXPECT_EQ(plan::count(again.workers().at("c").assigned), 18u);
+}
+
+TEST_F(SwarmTest, what_a_worker_says_it_holds_is_believed_only_of_this_model) {
+    fb::HelloT hello;
+    hello.memory_bytes = 1 << 20;
+    plan::Holdings all = plan::nothing(manifest_.model);
+    for (auto& layer : all) { layer.assign(12, true); }
+    all.push_back(plan::ExpertSet(12, true));  // a layer that there is not
+    all[0].resize(40, true);                   // and experts
+    swarm_.joined("a", hello, clock_.now());
+    EXPECT_TRUE(swarm_.replan(clock_.now() + 1s).empty()) << "it has not said yet what it holds";
+    says(swarm_, "a", all);
+    EXPECT_EQ(slices("a"), 36u);
+    EXPECT_EQ(swarm_.missing_slices(), 36u) << "it has shown nothing yet";
+    swarm_.joined("b", hello, clock_.now());
+    fb::ShardT shard;
+    shard.model_id = wire::encode_digest(sha256(as_bytes("another")));
+    shard.held = wire::encode_slices({{0, {0, 1, 2}}});
+    swarm_.reported("b", shard, clock_.now());
+    EXPECT_EQ(slices("b"), 0u);
+}
+
+TEST_F(SwarmTest, where_memory_is_tight_nothing_is_given_away_early_and_all_comes_to_rest) {
+    // a holds the first half of each layer, b the other; the share that the new hub remembers is the other way round.
+    const auto half = [&](bool first) {
+        plan::Holdings out = plan::nothing(manifest_.model);
+        for (auto& layer : out) {
+            for (std::size_t e = 0; e < 12; ++e) { layer[e] = (e < 6) == first; }
+        }
+        return out;
+    };
+    swarm_.remember({{.id = "a", .name = "a", .share = half(false)}, {.id = "b", .name = "b", .share = half(true)}},
+                    clock_.now());
+    fb::HelloT hello;
+    hello.memory_bytes = 18 * kSlice;
+    for (const char* id : {"a", "b"}) {
+        swarm_.joined(id, hello, clock_.now());
+        says(swarm_, id, half(id == std::string("a")));
+    }
+    clock_.advance(1s);
+    EXPECT_EQ(swarm_.replan(clock_.now()), (std::vector<std::string>{"a", "b"}));
+    for (const char* id : {"a", "b"}) { EXPECT_EQ(swarm_.workers().at(id).assigned, half(id == std::string("a"))); }
+    for (const char* id : {"a", "b"}) { ready(id); }
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+    settle();
+    EXPECT_EQ(swarm_.missing_slices(), 0u);
+    for (const char* id : {"a", "b"}) { EXPECT_EQ(swarm_.workers().at(id).assigned, half(id == std::string("b"))); }
 }
 
 TEST_F(SwarmTest, one_who_does_not_come_back_to_the_new_hub_loses_its_slices) {

@@ -52,6 +52,7 @@ Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
         for (const auto& [layer, experts] : held_) { engine_.drop(layer); }
         held_.clear();
         model_id_ = assignment.model_id;
+        publish_held();
     }
     client_ = std::make_unique<store::HttpsClient>(assignment.origin.address, assignment.origin.fingerprint,
                                                    assignment.origin.token);
@@ -65,6 +66,7 @@ Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
         }
         engine_.drop(it->first);
         it = held_.erase(it);
+        publish_held();
     }
     std::uint64_t total = 0;
     for (const auto& [number, experts] : wanted) {
@@ -84,8 +86,19 @@ Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
         if (stop.stop_requested()) { return fail(ErrorKind::failed, "replaced by a newer assignment"); }
         LINKCPP_CHECK(load_layer(stop, assignment, *assignment.manifest->model.find(number), experts));
         held_[number] = experts;
+        publish_held();
     }
     return {};
+}
+
+void Loader::publish_held() {
+    wire::SliceSet held;
+    for (const auto& [layer, experts] : held_) {
+        if (!experts.empty()) { held.push_back({layer, experts}); }
+    }
+    const std::lock_guard lock(mutex_);
+    state_.model_id = model_id_;
+    state_.held = std::move(held);
 }
 
 Status Loader::load_layer(const std::stop_token& stop, const Assignment& assignment, const model::MoeLayer& layer,

@@ -45,6 +45,8 @@ struct LoadState {
     std::uint64_t done_bytes = 0;  // of total_bytes, while loading
     std::uint64_t total_bytes = 0;
     std::string error;
+    Digest model_id;      // of what is held
+    wire::SliceSet held;  // that is computed with, also while other slices are loading
 };
 
 class Loader {
@@ -63,6 +65,7 @@ class Loader {
     Status run(const std::stop_token& stop, const Assignment& assignment);
     Status load_layer(const std::stop_token& stop, const Assignment& assignment, const model::MoeLayer& layer,
                       std::span<const std::uint16_t> experts);
+    void publish_held();
     Status read_slice(const std::stop_token& stop, const Assignment& assignment, std::uint32_t layer,
                       std::uint32_t expert, std::span<std::byte> to);
 

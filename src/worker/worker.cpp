@@ -117,6 +117,7 @@ Status Worker::session(net::Link& hub, const std::stop_token& stop) {
     TimePoint next_report{};
     TimePoint last_heard = steady_now();
     bool loading = false;
+    bool first = true;
     while (!stop.stop_requested()) {
         LINKCPP_CHECK(hub.flush());
         while (true) {
@@ -131,7 +132,7 @@ Status Worker::session(net::Link& hub, const std::stop_token& stop) {
         }
         const bool was_loading = std::exchange(loading, loader_.state().state == fb::ShardState::loading);
         if (steady_now() >= next_report || asked_ != 0 || was_loading != loading) {
-            LINKCPP_CHECK(report(hub, std::exchange(asked_, 0)));
+            LINKCPP_CHECK(report(hub, std::exchange(asked_, 0), std::exchange(first, false)));
             next_report = steady_now() + (loading ? std::min<Duration>(kProgressEvery, heartbeat) : heartbeat);
         }
         for (fb::ProbeRowsT& rows : prober_.take()) { LINKCPP_CHECK(net::send_message(hub, std::move(rows))); }
@@ -280,11 +281,12 @@ Status Worker::dial_one(const fb::CoordinatorT& coordinator, const std::shared_p
     return {};
 }
 
-Status Worker::report(net::Link& hub, std::uint64_t sequence) {
+Status Worker::report(net::Link& hub, std::uint64_t sequence, bool first) {
     const LoadState state = loader_.state();
     fb::ShardT shard;
     shard.epoch = state.epoch;
-    shard.model_id = wire::encode_digest(model_id_);
+    shard.model_id = wire::encode_digest(first ? state.model_id : model_id_);
+    if (first) { shard.held = wire::encode_slices(state.held); }
     shard.state = state.state;
     shard.n_slices = static_cast<std::uint32_t>(state.n_slices);
     shard.bytes = state.bytes;

@@ -72,7 +72,8 @@ class Worker {
     void dial();
     Status dial_one(const wire::fb::CoordinatorT& coordinator, const std::shared_ptr<std::atomic<bool>>& alive);
     Result<std::unique_ptr<net::Link>> connect(const wire::fb::CoordinatorT& coordinator);
-    Status report(net::Link& hub, std::uint64_t sequence);
+    // `first`: of this session; says in full what is held.
+    Status report(net::Link& hub, std::uint64_t sequence, bool first);
 
     WorkerOptions options_;
     net::Identity identity_;

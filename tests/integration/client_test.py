@@ -3,13 +3,14 @@
 import os
 import re
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import models
 from case import N_LONG, PROMPT, SERVER_ARGUMENTS, SwarmTest
 from server import Server, free_port
-from swarm import SAME_ARITHMETIC, wait_for
+from swarm import SAME_ARITHMETIC, SLOWNESS, wait_for
 
 QUESTIONS = ("Who made the heaven and the earth?", "What said the LORD unto Moses in the wilderness?")
 N_TOKENS = 60
@@ -139,6 +140,70 @@ class Serve(SwarmTest):
         self.assertEqual(server.complete(PROMPT, 30), before)
         self.assert_ran(process)
         self.assertEqual(process.out().decode().strip(), (PROMPT + before).strip())
+
+
+    def serve_two(self, port):
+        self.swarm.serve(models.path_of("Q8_0"), "--port", port, workers=2)
+
+    def pid_of(self, what):
+        return next(pid for pid, line in self.swarm.running().items() if what in line)
+
+    def test_gives_nothing_away_when_its_hub_is_back_and_who_holds_what_changes_at_once(self):
+        port = free_port()
+        self.swarm.serve(models.path_of("Q8_0"), "--no-local-experts", "--", "--port", port, *SERVER_ARGUMENTS,
+                         workers=2, hub_only=False)
+        server = Server(port, self.swarm.hub).wait_healthy()
+        before = server.complete(PROMPT, 30)
+        texts, stop = [], threading.Event()
+
+        def ask():
+            while not stop.is_set():
+                texts.append(server.complete(PROMPT, 30))
+
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask)
+            try:
+                os.kill(self.pid_of(" serve --hub-only"), signal.SIGKILL)
+                fresh = self.swarm.join("fresh")
+                wait_for(lambda: " joined " in fresh.err(), 20, "the hub to be back", 0.001)
+                os.kill(fresh.pid, signal.SIGSTOP)  # it takes its time to load
+                wait_for(lambda: self.swarm.linkcpp("drain", "local-1", "--no-wait").poll() == 0, 30, "the hub's answer")
+                time.sleep(2)
+                os.kill(fresh.pid, signal.SIGCONT)
+                self.swarm.wait_status(lambda s: s["coverage"]["settled"] and [w["state"] for w in s["workers"]] ==
+                                       ["ready", "drained", "ready"], "all slices to have moved", 60)
+            finally:
+                stop.set()
+            asking.result()
+        self.assertEqual(set(texts), {before})
+
+    def test_outlives_a_local_worker_that_dies_again_and_again(self):
+        self.swarm.serve(models.path_of("Q8_0"), workers=2)
+        self.swarm.wait_status(lambda s: s["hub"]["uptime_s"] > 7, "workers that have lived")
+        for _ in range(5):
+            os.kill(wait_for(lambda: next((pid for pid, line in self.swarm.running().items() if "--name local-1" in line), None),
+                             30, "a new worker"), signal.SIGKILL)
+        self.swarm.wait_status(lambda s: [w["state"] for w in s["workers"]] == ["ready", "ready"], "both to serve", 60)
+
+    def test_goes_on_without_a_local_worker_that_was_revoked(self):
+        hub_port = free_port()
+        self.serve_two(hub_port)
+        self.assertEqual(self.swarm.linkcpp("revoke", "local-1").poll(), 0)
+        wait_for(lambda: "revoke --undo local-1" in self.swarm.hub.err(), 20, "the reason")
+        self.swarm.wait_status(lambda s: s["coverage"]["missing_slices"] == 0 and len(s["workers"]) == 1, "the other to hold all", 40)
+        self.swarm.hub.stop()
+        self.serve_two(hub_port)  # as it was revoked before
+        self.assertEqual(self.swarm.linkcpp("revoke", "--undo", "local-1").poll(), 0)
+        self.swarm.wait_status(lambda s: [w["state"] for w in s["workers"]] == ["ready", "ready"], "both to serve", 60)
+
+    def test_does_not_wait_for_workers_that_it_does_not_start_any_more(self):
+        hub_port = free_port()
+        self.serve_two(hub_port)
+        self.swarm.hub.kill()  # nobody says goodbye
+        wait_for(lambda: not self.swarm.running(), 10, "the end of what serve had started")
+        begin = time.monotonic()
+        self.swarm.serve(models.path_of("Q8_0"), "--port", hub_port, workers=1)
+        self.assertLess(time.monotonic() - begin, 15 * SLOWNESS)
 
 
 class StockPrograms(SwarmTest):

@@ -302,6 +302,22 @@ class Strangers(SwarmTest):
         refused = self.swarm.status()["refused"]
         self.assertGreater(refused["HTTPS: too many from one address"] + refused.get("HTTPS: too many wait", 0), 100)
 
+    def test_cannot_multiply_an_answer_by_asking_for_many_ranges_of_it(self):
+        self.swarm.serve(models.path_of("Q8_0"))
+        token = self.swarm.line.split("/")[-1].split("?")[0]
+
+        def get(ranges):
+            member = http.client.HTTPConnection("hub")
+            member.sock = self.https()
+            member.request("GET", "/manifest", headers={"Authorization": f"Bearer {token}", "Range": ranges})
+            answer = member.getresponse()
+            return answer.status, answer.read()
+
+        status, begin = get("bytes=0-7")
+        self.assertEqual((status, len(begin)), (206, 8))
+        self.assertEqual(get("bytes=" + ",".join(["0-"] * 2500)), (416, b""))
+        self.assertEqual(self.swarm.status()["refused"]["HTTPS: several ranges"], 1)
+
     def test_cannot_fill_the_log(self):
         self.swarm.serve(models.path_of("Q8_0"))
         before = len(self.swarm.hub.err())
