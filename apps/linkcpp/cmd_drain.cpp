@@ -38,10 +38,12 @@ Status await_empty(store::HttpsClient& hub, const std::string& id, const std::st
         bool found = false;
         bool others = false;
         bool others_busy = false;
+        bool others_out = false;
         for (const auto& worker : status["workers"]) {
             const auto state = worker["state"].get<std::string>();
             others =
                 others || (worker["id"] != id && state != "quarantined" && state != "draining" && state != "drained");
+            others_out = others_out || (worker["id"] != id && (state == "draining" || state == "drained"));
             others_busy = others_busy || state == "loading" || state == "probing" || state == "waiting";
             if (worker["id"] != id || (state != "draining" && state != "drained")) { continue; }
             found = true;
@@ -55,8 +57,9 @@ Status await_empty(store::HttpsClient& hub, const std::string& id, const std::st
         if (!others || now - progressed > kStalled) {
             return fail(ErrorKind::failed,
                         "{} still holds {} that no other worker has room for; add workers or give them more memory "
-                        "(join --memory). It keeps these and gets no others; `linkcpp drain --back {}` ends that",
-                        name, counted(left, "slice"), name);
+                        "(join --memory){}. It keeps these and gets no others; `linkcpp drain --back {}` ends that",
+                        name, counted(left, "slice"),
+                        others_out ? ", or take others back that are drained, too (linkcpp drain --back)" : "", name);
         }
         if (now >= next_line) {
             log_info("{} still holds {} that {}", name, counted(left, "slice"),

@@ -86,7 +86,7 @@ void print_turned_away(const json& peer) {
 }
 
 // How long a program waits for workers, and what it has made of each that was ever at fault.
-void print_links(const json& coordinator, const json& workers) {
+void print_links(const json& coordinator) {
     const json& twice = coordinator["twice"];
     if (twice["requests"].get<std::uint64_t>() > 0) {
         fmt::print("    {} were late and given to another worker, too; it was first {} times\n",
@@ -96,8 +96,7 @@ void print_links(const json& coordinator, const json& workers) {
     for (const json& link : coordinator["links"]) {
         const std::string faults = counts(link["faults"]);
         if (faults.empty() && link["condition"] == "good") { continue; }
-        const auto known = std::ranges::find(workers, link["worker"], [](const json& worker) { return worker["id"]; });
-        const auto name = (known != workers.end() ? (*known)["name"] : link["worker"]).get<std::string>();
+        const auto name = (link["name"] != "" ? link["name"] : link["worker"]).get<std::string>();
         fmt::print("    worker {:.16}: {}{}{}\n", name, link["condition"].get<std::string>(),
                    faults.empty() ? "" : "; ", faults);
     }
@@ -164,11 +163,16 @@ void print_status(const json& status) {
                 "    {} of these blocks were single products: see below, or a program that looks at every node\n",
                 products);
         }
-        print_links(coordinator, status["workers"]);
+        print_links(coordinator);
         print_turned_away(coordinator);
     }
     print_quarantine(status["quarantine"]);
     print_unknown(status["unknown_layers"]);
+    for (const json& member : status["revoked"]) {
+        fmt::print("\nrevoked   {} ({:.12}); `linkcpp revoke --undo {:.12}` lets it in again\n",
+                   one_line(member["name"].get<std::string>()), member["id"].get<std::string>(),
+                   member["id"].get<std::string>());
+    }
     if (const json& refused = status["refused"]; !refused.empty()) { fmt::print("\nrefused   {}\n", counts(refused)); }
     print_events(status["events"]);
 }

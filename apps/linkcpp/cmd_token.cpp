@@ -6,6 +6,7 @@
 #include "base/units.h"
 #include "commands.h"
 #include "hub_operator.h"
+#include "net/join_line.h"
 #include "print_json.h"
 
 namespace linkcpp::cli {
@@ -36,12 +37,17 @@ std::string text_of(const json& value, const char* none) {
 
 void print_line(const json& token) {
     const auto admits = token["for"].get<std::string>();
-    fmt::print("{} lets in {}{}:\n\n", one_line(token["name"].get<std::string>()), admits,
+    fmt::print("{} lets in {}{}:\n\n", one_line(token["name"].get<std::string>()),
+               admits == "all" ? "workers and programs" : admits,
                token["ends"].is_null() ? "" : fmt::format(" until {}", text_of(token["ends"], "")));
     const auto line = token["line"].get<std::string>();
     if (admits != "programs") { fmt::print("  linkcpp join '{}'\n", line); }
     if (admits != "workers") { fmt::print("  linkcpp exec --hub '{}' -- PROGRAM …\n", line); }
     fmt::print("\n");
+    if (const auto parsed = net::parse_join_line(line); parsed && net::is_loopback(parsed->hub.host)) {
+        fmt::print("On this machine only: the hub listens on {}; `linkcpp serve --lan` lets other machines in.\n",
+                   parsed->hub.host);
+    }
 }
 
 Status list(const TokenArguments& options) {

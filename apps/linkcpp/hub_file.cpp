@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <thread>
 #include <vector>
 
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/platform.h"
 
 namespace linkcpp::cli {
@@ -17,6 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kMaxLineBytes = 4096;
+constexpr Duration kRestart = std::chrono::seconds(3);  // within which `linkcpp serve` has started its hub again
 
 Result<fs::path> hubs_dir() {
     LINKCPP_TRY(const fs::path dir, runtime_dir());
@@ -36,8 +39,9 @@ bool is_held(const fs::path& path) {
     return fd && ::flock(fd.get(), LOCK_SH | LOCK_NB) != 0;
 }
 
-// The files of hubs that run, the latest first; those of killed ones are removed.
-std::vector<fs::path> running_hubs(const fs::path& dir) {
+// The files of hubs that run, the latest first; those of killed ones are removed, and `killed` says that there were
+// some.
+std::vector<fs::path> running_hubs(const fs::path& dir, bool& killed) {
     std::vector<std::pair<fs::file_time_type, fs::path>> found;
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(dir, error)) {
@@ -45,6 +49,7 @@ std::vector<fs::path> running_hubs(const fs::path& dir) {
         if (is_held(entry.path())) {
             found.emplace_back(entry.last_write_time(error), entry.path());
         } else {
+            killed = true;
             fs::remove(entry.path(), error);
             fs::remove(operator_path(entry.path()), error);
         }
@@ -53,6 +58,30 @@ std::vector<fs::path> running_hubs(const fs::path& dir) {
     std::vector<fs::path> paths;
     for (auto& [time, path] : found) { paths.push_back(std::move(path)); }
     return paths;
+}
+
+// The same; one that was killed may be about to be started again.
+std::vector<fs::path> hubs_soon(const fs::path& dir) {
+    bool killed = false;
+    std::vector<fs::path> paths = running_hubs(dir, killed);
+    const TimePoint deadline = steady_now() + kRestart;
+    while (killed && paths.empty() && steady_now() < deadline) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        paths = running_hubs(dir, killed);
+    }
+    return paths;
+}
+
+// "@FILE": the first word of that file that is a join line. Anything else is taken for one itself.
+Result<net::JoinLine> line_or_file(std::string_view text) {
+    if (!text.starts_with('@')) { return net::parse_join_line(text); }
+    LINKCPP_TRY(const std::string held, read_file(fs::path(text.substr(1)), kMaxLineBytes));
+    const std::size_t begin = held.find("linkcpp://");
+    if (begin == std::string::npos) {
+        return fail(ErrorKind::invalid, "{}: no join line (linkcpp://…) is in it", text.substr(1));
+    }
+    const std::size_t end = held.find_first_of(" '\"\r\n\t", begin);
+    return net::parse_join_line(std::string_view(held).substr(begin, end - begin));
 }
 
 }  // namespace
@@ -81,9 +110,9 @@ HubFile::~HubFile() {
 Result<net::JoinLine> find_hub(std::string_view text) {
     if (text.empty()) {
         const char* variable = std::getenv("LINKCPP_HUB");
-        if (variable != nullptr && *variable != '\0') { return net::parse_join_line(variable); }
+        if (variable != nullptr && *variable != '\0') { return line_or_file(variable); }
         LINKCPP_TRY(const fs::path dir, hubs_dir());
-        for (const fs::path& path : running_hubs(dir)) {
+        for (const fs::path& path : hubs_soon(dir)) {
             const auto line = read_file(path, kMaxLineBytes);
             if (line) { return net::parse_join_line(*line); }
         }
@@ -91,16 +120,12 @@ Result<net::JoinLine> find_hub(std::string_view text) {
                     "no hub is running on this machine; start one with `linkcpp serve -m MODEL.gguf`, "
                     "or give the join line of another (or set LINKCPP_HUB)");
     }
-    if (text.starts_with('@')) {
-        LINKCPP_TRY(const std::string line, read_file(fs::path(text.substr(1)), kMaxLineBytes));
-        return net::parse_join_line(line);
-    }
-    return net::parse_join_line(text);
+    return line_or_file(text);
 }
 
 Result<std::string> find_operator_token(const net::JoinLine& hub) {
     LINKCPP_TRY(const fs::path dir, hubs_dir());
-    for (const fs::path& path : running_hubs(dir)) {
+    for (const fs::path& path : hubs_soon(dir)) {
         const auto text = read_file(path, kMaxLineBytes);
         const auto line = text ? net::parse_join_line(*text) : Result<net::JoinLine>(std::unexpected(text.error()));
         // Another hub must not hear it.

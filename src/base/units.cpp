@@ -81,8 +81,8 @@ Result<double> parse_share(std::string_view text) {
 }
 
 Result<std::uint64_t> parse_seconds(std::string_view text) {
-    static constexpr std::array<std::pair<std::string_view, std::uint64_t>, 5> kTimes{
-        {{"", 1}, {"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}}};
+    static constexpr std::array<std::pair<std::string_view, std::uint64_t>, 4> kTimes{
+        {{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}}};
     static constexpr std::uint64_t kMost = 100ull * 365 * 86400;
     std::uint64_t number = 0;
     const char* const end = text.data() + text.size();

@@ -170,7 +170,9 @@ const JoinToken* Access::find(std::string_view name) const {
 
 Result<std::vector<JoinToken>::iterator> Access::locate(std::string_view name) {
     const auto found = std::ranges::find(tokens_, name, &JoinToken::name);
-    if (found == tokens_.end()) { return fail(ErrorKind::not_found, "no token '{}'", one_line(name)); }
+    if (found == tokens_.end()) {
+        return fail(ErrorKind::not_found, "no token '{}'; `linkcpp token list` shows them", one_line(name));
+    }
     return found;
 }
 

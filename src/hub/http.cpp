@@ -157,6 +157,9 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
                 return httplib::Server::HandlerResponse::Handled;
             }
             response.status = known ? 403 : 401;
+            response.set_content(known ? "this needs the operator's token, which lies where the hub runs\n"
+                                       : "send a token: Authorization: Bearer TOKEN, the last part of a join line\n",
+                                 "text/plain");
             source.refused(known ? "HTTPS: not the operator" : "HTTPS: no valid token",
                            fmt::format("HTTPS: {} asked for {} {} without a token for that", request.remote_addr,
                                        one_line(request.method.substr(0, 16)), one_line(request.path.substr(0, 80))));

@@ -245,7 +245,9 @@ void Hub::drop(Peer& peer, const Error& error) {
     }
     tokens_.remove(peer.https_token);
     if (peer.role == fb::Role::worker) {
-        note_event(peer.id, fmt::format("gone: {}", error.message));
+        const std::string_view message = error.message;
+        const std::string name = fmt::format("{}: ", peer.link->name());  // an event has it anyway
+        note_event(peer.id, fmt::format("gone: {}", message.substr(message.starts_with(name) ? name.size() : 0)));
         swarm_.left(peer.id, steady_now());
         admission_.left(peer.id);
         routes_changed_ = true;

@@ -1,5 +1,6 @@
 // What `linkcpp status` shows of the hub.
 #include <algorithm>
+#include <cmath>
 
 #include "base/text.h"
 #include "hub/hub.h"
@@ -57,7 +58,7 @@ json patience_json(const fb::StatsT& stats) {
     return {{"hang_s", stats.patience->hang_ms / 1e3},
             {"stuck_s", stats.patience->stuck_ms / 1e3},
             {"late_s", stats.patience->late_ms / 1e3},
-            {"twice", stats.patience->twice}};
+            {"twice", std::round(stats.patience->twice * 1e4) / 1e4}};
 }
 
 std::string_view to_text(fb::LinkCondition condition) {
@@ -71,11 +72,13 @@ std::string_view to_text(fb::LinkCondition condition) {
     return "unknown";
 }
 
-json links_json(const fb::StatsT& stats) {
+json links_json(const fb::StatsT& stats, const Admission& admission) {
     json links = json::array();
     for (const auto& link : stats.links) {
         if (link == nullptr) { continue; }
+        const auto record = admission.records().find(link->worker);
         links.push_back({{"worker", link->worker},
+                         {"name", record != admission.records().end() ? record->second.name : ""},
                          {"condition", to_text(link->condition)},
                          {"wait_us", link->wait_us},
                          {"faults",
@@ -190,7 +193,7 @@ std::string Hub::make_status() const {
         entry["late"] = peer->stats.late;
         entry["twice"] = {{"requests", peer->stats.twice}, {"other_first", peer->stats.twice_first}};
         entry["patience"] = patience_json(peer->stats);
-        entry["links"] = links_json(peer->stats);
+        entry["links"] = links_json(peer->stats, admission_);
         coordinators.push_back(std::move(entry));
     }
     json unknown = json::array();
@@ -209,6 +212,10 @@ std::string Hub::make_status() const {
                           {"worker", event.worker},
                           {"text", event.text},
                           {"by", event.by.empty() ? "hub" : event.by}});
+    }
+    json revoked = json::array();
+    for (const auto& [key, member] : access_.members()) {
+        if (member.revoked) { revoked.push_back({{"name", member.name}, {"id", key}}); }
     }
     json refused = json::object();
     for (const auto& [name, n] : refusals_.counts()) { refused[name] = n; }
@@ -242,6 +249,7 @@ std::string Hub::make_status() const {
         {"computed_for", computed_for_},
         {"quarantine", quarantined},
         {"unknown_layers", unknown},
+        {"revoked", revoked},
         {"refused", refused},
         {"events", events}};
     return to_text(status);

@@ -332,6 +332,13 @@ def run(minutes, seed, only):
     return report
 
 
+def check_environment():
+    wanted = ("LINKCPP_BIN", "LINKCPP_LLAMA_BIN", "LINKCPP_TEST_MODELS")
+    missing = [name for name in wanted if name not in os.environ]
+    if missing:
+        sys.exit(f"chaos.py: set {', '.join(missing)}; `ctest --preset release -R integration.chaos -N -V` shows them")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=2)
@@ -340,6 +347,7 @@ def main():
     parser.add_argument("--json", type=Path)
     parser.add_argument("--least", type=int, default=0, help="fail with fewer faults in flight than this")
     options = parser.parse_args()
+    check_environment()
     print(f"seed {options.seed}", file=sys.stderr)
     report = run(options.minutes, options.seed, options.only)
     print(json.dumps(report, indent=1))
