@@ -47,9 +47,8 @@ Result<OwnIdentity> own_identity(const std::string& wanted) {
     LINKCPP_TRY(const std::filesystem::path dir, state_dir());
     for (int i = 1; i <= kMaxWorkers; ++i) {
         std::string name = i == 1 ? wanted : fmt::format("{}-{}", wanted, i);
-        UniqueFd lock(::open((dir / fmt::format("worker-{}.lock", name)).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-        if (!lock) { return fail_errno(errno, dir.string()); }
-        if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) { continue; }
+        LINKCPP_TRY(UniqueFd lock, try_lock(dir / fmt::format("worker-{}.lock", name)));
+        if (!lock) { continue; }
         LINKCPP_TRY(net::Identity identity, net::Identity::load_or_make(dir, fmt::format("worker-{}", name)));
         return OwnIdentity{std::move(name), std::move(identity), std::move(lock)};
     }

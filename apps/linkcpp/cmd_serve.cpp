@@ -511,10 +511,14 @@ void add_serve(CLI::App& app) {
     command->add_option(kOwnWorkers, options->n_own_workers)->group("");  // between this command and its hub
     command->add_flag("--lan", options->lan, "Let other machines in (default: this machine only)");
     command->add_option("--listen", options->listen, "The address to listen on instead, HOST or HOST:PORT");
-    command->add_option("--port", options->port, "Port of the hub; HTTPS is on the next one")->capture_default_str();
-    command->add_option("--https-port", options->https_port, "Port of HTTPS, if not the next one");
-    command->add_option("--data-port", options->data_port,
-                        "With --lan: where workers send results to (default: the one after HTTPS)");
+    command->add_option("--port", options->port, "Port of the hub; HTTPS is on the next one")
+        ->check(is_port())
+        ->capture_default_str();
+    command->add_option("--https-port", options->https_port, "Port of HTTPS, if not the next one")->check(is_port());
+    command
+        ->add_option("--data-port", options->data_port,
+                     "With --lan: where workers send results to (default: the one after HTTPS)")
+        ->check(is_port());
     command->add_flag("--hub-only", options->hub_only, "Start no llama-server; run programs with `linkcpp exec`");
     command->add_option("--mode", options->mode, "exact or partial, see `linkcpp exec --help`")
         ->check(CLI::IsMember({"exact", "partial"}));

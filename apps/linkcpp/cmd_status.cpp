@@ -44,13 +44,15 @@ void print_trust(const json& worker) {
     if (!worker.contains("trust")) { return; }  // it has not joined since the hub was started
     const json& trust = worker["trust"];
     if (trust["state"] == "admitted") {
+        const json& off = trust["worst_row"]["relative_l2"];
         fmt::print(
-            "    admitted {}: {} passed, rounds like {}; of the last, nearest to its tolerance: {} off by {:.1e} "
-            "({:.0e}); "
+            "    admitted {}: {} passed, rounds like {}; of the last, nearest to its tolerance: {} off by {} ({:.0e}); "
             "{} audited\n",
             trust["since"].get<std::string>(), counted(trust["probes"].get<std::uint64_t>(), "probe"),
             trust["rounding"].get<std::string>(), trust["worst_row"]["part"].get<std::string>(),
-            trust["worst_row"]["relative_l2"].get<double>(), trust["worst_row"]["tolerance"].get<double>(),
+            off.is_null() ? "what is no number: the model's own are none there"
+                          : fmt::format("{:.1e}", off.get<double>()),
+            trust["worst_row"]["tolerance"].get<double>(),
             counted(worker["audits"]["pairs"].get<std::uint64_t>(), "result"));
     } else if (trust["state"] == "unproven" && !trust["why"].get<std::string>().empty()) {
         fmt::print("    not admitted: {}\n", trust["why"].get<std::string>());
@@ -143,7 +145,7 @@ void print_status(const json& status) {
             fmt::print("    loading {} of {} ({} %)\n", format_bytes(done), format_bytes(total), done * 100 / total);
         }
         print_trust(worker);
-        if (const auto error = worker["error"].get<std::string>(); worker["state"] == "failed" && !error.empty()) {
+        if (const auto error = worker["error"].get<std::string>(); !error.empty()) {
             fmt::print("    {}\n", one_line(error));
         }
         print_turned_away(worker);

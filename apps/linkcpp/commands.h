@@ -34,6 +34,7 @@ void add_verify(CLI::App& app);
 
 // For options of 64 bits: CLI11 takes -1 for the largest number.
 CLI::Validator is_number();
+CLI::Validator is_port();
 // For options of fractions; CLI11's own range has NaN in it.
 CLI::Validator is_between(double least, double most);
 // For options in bytes: turns "32M" into a number of them.

@@ -1,6 +1,7 @@
 // linkcpp: one Mixture-of-Experts model, served by whatever hardware shows up.
 
 #include <algorithm>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -43,6 +44,14 @@ CLI::Validator is_number() {
         return good ? "" : fmt::format("expected a number from 0 to {}, got '{}'", UINT64_MAX, text);
     };
     return {check, "UINT"};
+}
+
+CLI::Validator is_port() {
+    const auto check = [](std::string& text) -> std::string {
+        const bool good = parse_number<std::uint16_t>(text).has_value();
+        return good ? "" : fmt::format("expected a port from 0 to 65535, got '{}'", text);
+    };
+    return {check, "PORT"};
 }
 
 CLI::Validator is_size() {
@@ -162,6 +171,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
     // Else the next socket would get the number of standard output or error, and text would be written into it.
     linkcpp::open_standard_streams();
+    std::signal(SIGXFSZ, SIG_IGN);  // a file over `ulimit -f` is an error that names it, like a full disk
     try {
         return linkcpp::cli::run(argc, argv);
     } catch (const std::exception& error) {

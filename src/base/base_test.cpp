@@ -99,6 +99,17 @@ TEST_F(Files, atomic_file_leaves_nothing_without_commit) {
     EXPECT_EQ(n_files(), 0u);
 }
 
+TEST_F(Files, a_lock_is_held_by_one_at_a_time) {
+    auto first = try_lock(dir_ / "lock");
+    ASSERT_TRUE(first && *first);
+    const auto second = try_lock(dir_ / "lock");
+    ASSERT_TRUE(second);
+    EXPECT_FALSE(*second);
+    first->reset();
+    EXPECT_TRUE(*try_lock(dir_ / "lock"));
+    EXPECT_FALSE(try_lock(dir_ / "none" / "lock"));
+}
+
 TEST_F(Files, atomic_file_appears_whole) {
     ASSERT_TRUE(write_file_atomically(dir_ / "a", "text"));
     EXPECT_EQ(read_file(dir_ / "a").value(), "text");

@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -53,6 +54,16 @@ Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t l
     std::string text(size, '\0');
     LINKCPP_CHECK(read_at(fd.get(), std::as_writable_bytes(std::span(text)), 0, path.string()));
     return text;
+}
+
+Result<UniqueFd> try_lock(const std::filesystem::path& path) {
+    UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    if (!lock) { return fail_errno(errno, path.string()); }
+    if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK) { return fail_errno(errno, path.string()); }
+        lock.reset();
+    }
+    return lock;
 }
 
 Status read_at(int fd, std::span<std::byte> to, std::uint64_t offset, std::string_view name) {

@@ -40,6 +40,10 @@ class UniqueFd {
 // pipe that nobody writes to), failed.
 Result<std::string> read_file(const std::filesystem::path& path, std::uint64_t limit = 64u << 20);
 
+// Holds `path`, made if needed, until the descriptor is closed or this process ends. No descriptor: another process
+// holds it. Errors: failed.
+Result<UniqueFd> try_lock(const std::filesystem::path& path);
+
 // Fills `to` from `offset`. Errors: corrupt when the file ends before.
 Status read_at(int fd, std::span<std::byte> to, std::uint64_t offset, std::string_view name);
 Status write_at(int fd, ByteView bytes, std::uint64_t offset, std::string_view name);

@@ -43,6 +43,11 @@ void prefer_large_pages(void* address, std::size_t n_bytes);
 Status copy_range(int from, std::uint64_t from_offset, int to, std::uint64_t to_offset, std::uint64_t length,
                   std::string_view from_name, std::string_view to_name);
 
+// The stack of threads that are started from now on.
+void set_thread_stack(std::size_t n_bytes);
+// Gives back the memory of the calling thread's stack that nothing lies on any more; not for the first thread.
+void release_unused_stack();
+
 // Opens /dev/null in the place of whichever of standard input, output and error are closed.
 void open_standard_streams();
 

@@ -11,6 +11,7 @@
 
 #include <fcntl.h>
 #include <link.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
@@ -190,6 +191,28 @@ void open_standard_streams() {
         const int opened = ::open("/dev/null", O_RDWR);  // the lowest number that is free: fd
         if (opened > 2) { ::close(opened); }
     }
+}
+
+void set_thread_stack(std::size_t n_bytes) {
+    pthread_attr_t attributes;
+    if (::pthread_attr_init(&attributes) != 0) { return; }
+    ::pthread_attr_setstacksize(&attributes, n_bytes);
+    ::pthread_setattr_default_np(&attributes);
+    ::pthread_attr_destroy(&attributes);
+}
+
+void release_unused_stack() {
+    constexpr std::uintptr_t kPage = 4096;
+    constexpr std::uintptr_t kKept = 64u << 10;  // below this frame: those of the calls that follow
+    pthread_attr_t attributes;
+    if (::pthread_getattr_np(::pthread_self(), &attributes) != 0) { return; }
+    void* lowest = nullptr;
+    std::size_t size = 0;
+    ::pthread_attr_getstack(&attributes, &lowest, &size);
+    ::pthread_attr_destroy(&attributes);
+    const auto begin = (reinterpret_cast<std::uintptr_t>(lowest) + kPage - 1) / kPage * kPage;
+    const auto end = (reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0)) - kKept) / kPage * kPage;
+    if (begin < end && end < begin + size) { ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED); }
 }
 
 void die_with_parent(bool at_once) {

@@ -6,6 +6,7 @@
 #include <httplib.h>
 
 #include "base/log.h"
+#include "base/platform.h"
 #include "base/text.h"
 
 namespace linkcpp::hub {
@@ -17,6 +18,9 @@ constexpr std::size_t kRequestsPerConnection = 1'000'000;
 // An idle connection holds a thread for this long, and the end of the program too.
 constexpr time_t kIdleS = 1;
 constexpr std::size_t kMaxRequestBody = 64u << 10;
+// httplib looks at a Range header of 8 KiB with a recursion of up to 5 MB, before anybody is asked for a token. The
+// system's own idea of a thread's stack may be 2 MiB.
+constexpr std::size_t kThreadStack = 8u << 20;
 // httplib puts all ranges of an answer together in memory: of many, each the whole, some requests would fill it.
 constexpr std::size_t kMaxRanges = 1;
 
@@ -53,6 +57,7 @@ class Pool : public httplib::TaskQueue {
         threads_.enqueue([this, work = std::move(work)] {
             --n_waiting_;
             work();
+            release_unused_stack();
         });
     }
     void shutdown() override { threads_.shutdown(); }
@@ -184,7 +189,10 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
         return [run, command](const httplib::Request& request, httplib::Response& response,
                               const httplib::ContentReader& body) {
             if (request.has_header("Content-Length") || request.has_header("Transfer-Encoding")) {
-                body([](const char*, std::size_t) { return true; });
+                if (!body([](const char*, std::size_t) { return true; })) {
+                    response.status = 400;  // whoever could not say all of it may not have meant it
+                    return;
+                }
             }
             Arguments arguments;
             for (const auto& [name, value] : request.params) { arguments[name] = value; }
@@ -218,6 +226,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
 }
 
 void HttpServer::start() {
+    set_thread_stack(kThreadStack);
     thread_ = std::thread([this] {
         try {
             server_->listen_after_bind();

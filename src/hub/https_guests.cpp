@@ -57,38 +57,43 @@ void HttpsGuests::arrived(SSL* connection) {
         return;
     }
     const std::string from(net::host_of(name));
-    std::size_t n_here = 0;
+    bool too_many = false;
     {
         const std::lock_guard lock(mutex_);
-        n_here = static_cast<std::size_t>(
-            std::ranges::count_if(guests_, [&](const Guest& guest) { return !guest.let_in && guest.from == from; }));
-        if (n_here < per_address_) {
-            Guest& guest = guests_.emplace_back(Guest{this, from, fd, steady_now()});
-            guest.self = std::prev(guests_.end());
-            SSL_set_ex_data(connection, ssl_index(), &guest);
-            return;
+        const auto waits = [&](const Guest& guest) { return !guest.let_in && !guest.cut && guest.from == from; };
+        if (static_cast<std::size_t>(std::ranges::count_if(guests_, waits)) >= per_address_) {
+            cut(*std::ranges::find_if(guests_, waits));  // the first has waited longest
+            too_many = true;
         }
+        Guest& guest = guests_.emplace_back(Guest{this, from, fd, steady_now()});
+        guest.self = std::prev(guests_.end());
+        SSL_set_ex_data(connection, ssl_index(), &guest);
     }
-    ::shutdown(fd, SHUT_RDWR);
+    if (!too_many) { return; }
     refused_("HTTPS: too many from one address",
-             fmt::format("HTTPS: {}: turned away, {} from there have shown no token yet (serve --https-per-address)",
-                         from, n_here));
+             fmt::format("HTTPS: {}: {} from there have shown no token yet, the one that has waited longest is cut off "
+                         "(serve --https-per-address)",
+                         from, per_address_));
 }
 
 void HttpsGuests::sweep(TimePoint now) {
-    std::vector<std::string> cut;
+    std::vector<std::string> gone;
     {
         const std::lock_guard lock(mutex_);
         for (Guest& guest : guests_) {
             if (guest.let_in || guest.cut || now - guest.since <= hello_time_) { continue; }
-            ::shutdown(guest.fd, SHUT_RDWR);
-            guest.cut = true;
-            cut.push_back(guest.from);
+            cut(guest);
+            gone.push_back(guest.from);
         }
     }
-    for (const std::string& from : cut) {
+    for (const std::string& from : gone) {
         refused_("HTTPS: no token in time", fmt::format("HTTPS: {}: has shown no token in time", from));
     }
+}
+
+void HttpsGuests::cut(Guest& guest) {
+    ::shutdown(guest.fd, SHUT_RDWR);
+    guest.cut = true;
 }
 
 void HttpsGuests::left(const Guest& guest) {

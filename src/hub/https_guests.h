@@ -1,6 +1,6 @@
-// Who is connected to the HTTPS side and has not shown a token: so many from one address and no more, and each only for
-// a while. cpp-httplib tells nobody of its connections; OpenSSL does, when a handshake begins and when a connection's
-// TLS state is freed, which is before its socket is closed.
+// Who is connected to the HTTPS side and has not shown a token: so many from one address, of more the one that has
+// waited longest is cut off, and each only for a while. cpp-httplib tells nobody of its connections; OpenSSL does, when
+// a handshake begins and when a connection's TLS state is freed, which is before its socket is closed.
 #pragma once
 
 #include <cstddef>
@@ -57,6 +57,8 @@ class HttpsGuests {
 
     void arrived(SSL* connection);
     void left(const Guest& guest);
+    // With the mutex held.
+    static void cut(Guest& guest);
 
     static thread_local bool turning_away_;
     std::size_t per_address_;

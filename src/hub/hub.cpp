@@ -76,6 +76,15 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
     if (!listening) { return fail(listening.error().kind, "{} (with --port or --listen)", listening.error().message); }
     net::Listener listener = *std::move(listening);
     LINKCPP_TRY(const std::filesystem::path dir, state_dir());
+    // Two would overwrite what the other has written: a key that was revoked would come in again.
+    LINKCPP_TRY(UniqueFd lock, try_lock(dir / "hub.lock"));
+    if (!lock) {
+        return fail(
+            ErrorKind::invalid,
+            "another hub is running with the keys and tokens in {}; for a second hub set LINKCPP_HOME to a folder "
+            "of its own",
+            dir.string());
+    }
     LINKCPP_TRY(net::Identity identity, net::Identity::load_or_make(dir, "hub"));
     LINKCPP_TRY(net::TlsContext tls, net::TlsContext::make(identity));
     LINKCPP_TRY(Access access, Access::load(dir / kAccessFile, std::time(nullptr)));
@@ -84,6 +93,7 @@ Result<std::unique_ptr<Hub>> Hub::make(HubOptions options) {
     const net::Address https{options.listen.host, options.https_port};
     std::unique_ptr<Hub> hub(new Hub(std::move(options), std::move(file), std::move(manifest), std::move(identity),
                                      std::move(tls), std::move(listener), std::move(access), dir));
+    hub->state_lock_ = std::move(lock);
     hub->admission_.restore(std::move(known));
     if (auto placed = read_placement(hub->placement_path_, hub->manifest_.model, hub->model_id_)) {
         // A worker that an earlier start of this command has started, and this one does not, will not come back.
@@ -274,11 +284,11 @@ Status Hub::handle(Peer& peer, wire::ControlT& message) {
     if (const auto* shard = message.body.AsShard(); shard != nullptr && peer.role == fb::Role::worker) {
         routes_changed_ = swarm_.reported(peer.id, *shard, steady_now()) || routes_changed_;
     } else if (const auto* stats = message.body.AsStats()) {
-        peer.stats = *stats;
+        peer.stats = cut(*stats);
         peer.answered = std::max(peer.answered, stats->sequence);
-        swarm_.reported(peer.id, *stats, steady_now());
+        swarm_.reported(peer.id, peer.stats, steady_now());
         if (peer.role == fb::Role::coordinator) {
-            note_unknown(*stats);
+            note_unknown(peer.stats);
             if (stats->layers > 0 && computed_for_.size() < kMaxRecords) { computed_for_.insert(peer.hello.process); }
         }
     } else if (const auto* notice = message.body.AsNotice(); notice != nullptr && peer.role == fb::Role::coordinator) {
@@ -304,10 +314,9 @@ Status Hub::handle(Peer& peer, wire::ControlT& message) {
 }
 
 void Hub::note_unknown(const fb::StatsT& stats) {
-    constexpr std::size_t kMaxText = 512;
     for (const auto& unknown : stats.unknown) {
         if (unknown == nullptr || manifest_.model.find(unknown->layer) == nullptr) { continue; }
-        unknown_layers_.try_emplace(unknown->layer, one_line(unknown->nodes.substr(0, kMaxText)));
+        unknown_layers_.try_emplace(unknown->layer, one_line(unknown->nodes));
     }
 }
 

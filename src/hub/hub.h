@@ -156,6 +156,7 @@ class Hub {
     net::TlsContext tls_;
     net::Listener listener_;
     Access access_;
+    UniqueFd state_lock_;
     std::filesystem::path access_path_;
     std::string own_secret_;
     Tokens tokens_;

@@ -12,6 +12,7 @@ namespace {
 namespace fb = wire::fb;
 
 constexpr int kMaxRetryDoublings = 5;
+constexpr std::size_t kMaxError = 1000;  // bytes of what a worker says
 
 plan::Holdings combine(const plan::Holdings& a, const plan::Holdings& b, const auto& keep) {
     plan::Holdings out = a;
@@ -93,6 +94,7 @@ bool Swarm::reported(const std::string& id, const fb::ShardT& shard, TimePoint n
     worker.seen_at = now;
     worker.shard = shard;
     worker.shard.held.clear();
+    worker.shard.error.resize(std::min(worker.shard.error.size(), kMaxError));
     if (!std::exchange(worker.heard, true)) {
         worker.ready = said(worker, shard);
         must_assign_ = true;
@@ -100,7 +102,7 @@ bool Swarm::reported(const std::string& id, const fb::ShardT& shard, TimePoint n
     const bool is_current = shard.epoch == worker.epoch && worker.epoch != 0;
     const bool is_told = is_current && std::exchange(worker.told_epoch, worker.epoch) != worker.epoch;
     if (shard.state == fb::ShardState::failed && is_current) {
-        ask_again_later(worker, fmt::format("cannot load: {}", shard.error), now);
+        ask_again_later(worker, fmt::format("cannot load: {}", worker.shard.error), now);
         return is_told;
     }
     const bool is_ready = shard.state == fb::ShardState::ready && is_current;
@@ -216,14 +218,18 @@ std::vector<std::string> Swarm::replan(TimePoint now) {
         std::size_t i = 0;
         for (auto& [id, worker] : workers_) { worker.share = std::move(placement.holders[i++]); }
         if (placement.missing_slices > 0 && !workers_.empty()) {
-            const auto n_out = static_cast<std::uint64_t>(std::ranges::count_if(
-                workers_, [](const auto& entry) { return entry.second.quarantined || entry.second.drained; }));
-            log_warn("{} of {} slices find no place: {}", placement.missing_slices, total_slices(),
-                     n_out == workers_.size()
-                         ? "every worker is in quarantine or drained (`linkcpp status` says why)"
-                         : fmt::format("the memory of the workers that may serve is too small{}; add workers or give "
-                                       "them more (join --memory)",
-                                       n_out == 0 ? "" : fmt::format(" ({} in quarantine or drained)", n_out)));
+            const auto n_out = static_cast<std::uint64_t>(std::ranges::count_if(workers_, [](const auto& entry) {
+                const WorkerRecord& worker = entry.second;
+                return worker.quarantined || worker.drained || worker.retry_at != TimePoint{};
+            }));
+            log_warn(
+                "{} of {} slices find no place: {}", placement.missing_slices, total_slices(),
+                n_out == workers_.size()
+                    ? "every worker is in quarantine, drained, or cannot load (`linkcpp status` says why)"
+                    : fmt::format(
+                          "the memory of the workers that may serve is too small{}; add workers or give "
+                          "them more (join --memory)",
+                          n_out == 0 ? "" : fmt::format(" ({} in quarantine, drained, or unable to load)", n_out)));
         }
         must_place_ = false;
         must_assign_ = true;

@@ -1,4 +1,4 @@
-// How the hub writes times and foreign text.
+// How the hub writes times, and what it keeps of foreign text.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,8 @@
 #include <string>
 
 #include <nlohmann/json.hpp>
+
+#include "wire/control.h"
 
 namespace linkcpp::hub {
 
@@ -16,6 +18,9 @@ inline constexpr std::size_t kMaxForeignText = 120;
 std::string time_text(std::int64_t seconds);
 // The same; null for 0, which is never.
 nlohmann::json time_json(std::int64_t seconds);
+
+// Figures are kept as long as their peer is there: only so much of their lists and texts, as none has more to say.
+wire::fb::StatsT cut(wire::fb::StatsT stats);
 
 // On one line; what is no UTF-8 is replaced.
 std::string to_text(const nlohmann::json& value);

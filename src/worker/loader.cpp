@@ -1,6 +1,7 @@
 #include "worker/loader.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 #include "base/units.h"
@@ -123,7 +124,15 @@ Status Loader::read_slice(const std::stop_token& stop, const Assignment& assignm
     }
     LINKCPP_TRY(const Bytes bytes, client_->get(fmt::format("/slice/{}", hash->hex()), to.size(),
                                                 [&](std::uint64_t) { return !stop.stop_requested(); }));
-    LINKCPP_CHECK(store_.put(*hash, bytes));
+    if (const Status kept = store_.put(*hash, bytes); !kept) {
+        if (kept.error().kind == ErrorKind::corrupt) { return kept; }
+        // It is as good without: only the next start has to fetch it again.
+        if (!std::exchange(said_not_kept_, true)) {
+            log_warn("slices are not kept on disk: {}", kept.error().message);
+            const std::lock_guard lock(mutex_);
+            state_.error = fmt::format("slices are not kept on disk: {}", kept.error().message);
+        }
+    }
     if (bytes.size() != to.size()) {
         return fail(ErrorKind::corrupt, "slice {}/{}: expected {} bytes, got {}", layer, expert, to.size(),
                     bytes.size());

@@ -44,7 +44,7 @@ struct LoadState {
     std::uint64_t bytes = 0;       // held
     std::uint64_t done_bytes = 0;  // of total_bytes, while loading
     std::uint64_t total_bytes = 0;
-    std::string error;
+    std::string error;    // why it has failed; or what else its user should know
     Digest model_id;      // of what is held
     wire::SliceSet held;  // that is computed with, also while other slices are loading
 };
@@ -79,6 +79,7 @@ class Loader {
     Digest model_id_;
     std::map<std::uint32_t, std::vector<std::uint16_t>> held_;
     std::unique_ptr<store::HttpsClient> client_;
+    bool said_not_kept_ = false;
 
     std::jthread thread_;
 };

@@ -29,7 +29,7 @@ import models  # noqa: E402  pylint: disable=wrong-import-position
 from case import SERVER_ARGUMENTS  # noqa: E402
 from proxy import Wire  # noqa: E402
 from server import RequestFailed, Server, free_port  # noqa: E402
-from swarm import Swarm, wait_for  # noqa: E402
+from swarm import Swarm, resident, wait_for  # noqa: E402
 
 KIND = "Q8_0"
 WORKERS = ("one", "two", "three", "four")
@@ -37,13 +37,6 @@ PROMPTS = ("And the LORD said unto Moses,", "In the beginning", "Blessed are the
 N_TOKENS = 120
 RECOVER_S = 60  # within which all copies must be there again
 FLAT = 1.15, 24 << 20  # memory may grow by this factor and these bytes
-
-
-def rss(pid):
-    for line in Path("/proc", str(pid), "status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) << 10
-    return 0
 
 
 class Client(threading.Thread):
@@ -292,7 +285,7 @@ def run(minutes, seed, only):
                 break
             # What lives as long as the run does: whoever was started anew is small again.
             for what, process in {"hub": chaos.swarm.hub, **chaos.workers}.items():
-                memory.setdefault((what, process.pid), []).append(rss(process.pid))
+                memory.setdefault((what, process.pid), []).append(resident(process.pid))
             if time.monotonic() > end:
                 break
         client.stop = True

@@ -2,10 +2,12 @@
 
 import os
 import re
+import resource
 import socket
 import struct
 import subprocess
 import time
+from pathlib import Path
 
 import models
 from case import SwarmTest, completion
@@ -206,13 +208,36 @@ class FullDisk(SwarmTest):
         self.assert_refused(process, "(?i)no space left|full")
         self.assertEqual([name for name in self.files() if "gguf" in name], [])
 
-    def test_fails_a_workers_loading_and_the_hub_can_say_why(self):
+    def test_keeps_no_worker_from_serving_and_the_hub_can_say_what_is_wrong(self):
         self.swarm.serve(self.model)
         self.swarm.join("full", "--store", self.disk / "store")
-        status = self.swarm.wait_status(lambda s: s["workers"] and s["workers"][0]["state"] == "failed", "the failure")
-        self.assertRegex(status["workers"][0]["error"], "(?i)no space left|full")
+        status = self.swarm.wait_covered()
+        self.assertRegex(status["workers"][0]["error"], "not kept on disk.*([Nn]o space left|full)")
+        self.assertIn("not kept on disk", self.swarm.linkcpp("status").out().decode())
         # Whole slices may stay: they are good. Parts may not.
         self.assertEqual([name for name in self.files() if not re.fullmatch("[0-9a-f]{64}", name)], [])
+
+
+class Disk(SwarmTest):
+    def test_what_stands_in_a_slices_place_keeps_no_worker_from_serving(self):
+        self.swarm.serve(models.path_of("Q8_0"))
+        store = self.swarm.home / "store"
+        for number in range(256):
+            (store / f"{number:02x}").mkdir(parents=True)
+        manifest = self.swarm.home / "manifest.json"
+        self.assert_ran(self.swarm.linkcpp("manifest", models.path_of("Q8_0"), "-o", manifest))
+        hashes = re.findall("[0-9a-f]{64}", manifest.read_text())
+        for kind, name in zip((Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/full")), hashes[5:8]):
+            kind(store / name[:2] / name)
+        self.swarm.join("odd", "--store", store)
+        self.assertIn("not kept on disk", self.swarm.wait_covered()["workers"][0]["error"])
+
+    def test_a_limit_on_files_is_an_error_that_names_the_file(self):
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        process = self.swarm.linkcpp("slice", models.path_of("Q8_0"), "--layer", 0, "--experts", 0, "-o", self.swarm.home / "out.gguf")
+        self.assert_refused(process, "(?i)out.gguf: file too large")
+        self.assertFalse((self.swarm.home / "out.gguf").exists())
 
 
 class Strangers(SwarmTest):

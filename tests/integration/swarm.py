@@ -71,6 +71,14 @@ def wait_for(condition, timeout, what, pause=POLL_S):
         time.sleep(pause)
 
 
+def resident(pid):
+    """Bytes of a process's memory that are there; 0 when it is not."""
+    for line in Path("/proc", str(pid), "status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
 def said_all(program, process):
     """False when a program of llama.cpp that did its work lost the end of what it said."""
     said = process.out().decode(errors="replace") + process.err()
