@@ -500,7 +500,8 @@ void add_serve(CLI::App& app) {
     command->add_option("--local-workers", options->n_local_workers, "Workers to start on this machine")
         ->check(CLI::Range(0u, 64u))
         ->capture_default_str();
-    command->add_option("--worker-memory", options->worker_memory, "Memory of each local worker, such as 4G");
+    command->add_option("--worker-memory", options->worker_memory,
+                        "Memory of each local worker, such as 4G (default: most of what is free, shared among them)");
     command->add_option("--replicas", options->n_replicas, "How many workers hold each expert")
         ->check(CLI::Range(1u, 16u))
         ->capture_default_str();
@@ -529,12 +530,15 @@ void add_serve(CLI::App& app) {
         ->check(is_between(0.1, 1e6))
         ->capture_default_str();
     command->add_flag("--no-local-experts", options->no_local_experts, "llama-server computes no expert itself");
-    const std::string limits = "Limits against strangers";
+    const std::string limits = "Limits";
     for (const LimitOption& option : kLimitOptions) {
-        CLI::Option* added =
-            command->add_option(option.name, options->limits.*option.limit, option.text)->capture_default_str();
-        if (option.in_bytes) { added->transform(is_size()); }
-        added->check(CLI::Range(option.least, option.most))->group(limits);
+        std::size_t& limit = options->limits.*option.limit;
+        CLI::Option* added = command->add_option(option.name, limit, option.text)->capture_default_str()->group(limits);
+        if (option.in_bytes) {
+            added->transform(is_size(option.least, option.most))->default_str(format_bytes(limit))->type_name("SIZE");
+        } else {
+            added->check(CLI::Range(option.least, option.most));
+        }
     }
     command->add_option("--hello-time", options->hello_time, "Seconds until a stranger must have said who it is")
         ->check(is_between(0.1, 3600))

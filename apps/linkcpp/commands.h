@@ -1,6 +1,7 @@
 // The commands of the `linkcpp` program. Each add_*() puts one on the command line; what it does runs from a callback.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -38,7 +39,7 @@ CLI::Validator is_port();
 // For options of fractions; CLI11's own range has NaN in it.
 CLI::Validator is_between(double least, double most);
 // For options in bytes: turns "32M" into a number of them.
-CLI::Validator is_size();
+CLI::Validator is_size(std::uint64_t least, std::uint64_t most);
 
 // Runs `work` when `command` is given. An error is one line on standard error, and exit status 1.
 void run_or_exit(CLI::App* command, std::function<Status()> work);

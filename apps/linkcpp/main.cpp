@@ -54,14 +54,16 @@ CLI::Validator is_port() {
     return {check, "PORT"};
 }
 
-CLI::Validator is_size() {
-    const auto check = [](std::string& text) -> std::string {
+CLI::Validator is_size(std::uint64_t least, std::uint64_t most) {
+    std::string range = fmt::format("from {} to {}", format_bytes(least), format_bytes(most));
+    const auto check = [=](std::string& text) -> std::string {
         const auto bytes = parse_bytes(text);
         if (!bytes) { return bytes.error().message; }
+        if (*bytes < least || *bytes > most) { return fmt::format("expected a size {}, got '{}'", range, text); }
         text = std::to_string(*bytes);
         return "";
     };
-    return {check, "SIZE"};
+    return {check, std::move(range)};
 }
 
 CLI::Validator is_between(double least, double most) {
@@ -100,8 +102,9 @@ int run(int argc, char** argv) {
         "linkcpp");
     app.set_version_flag("-V,--version", "linkcpp " LINKCPP_VERSION);
     app.require_subcommand(1);
-    app.failure_message([](const CLI::App* where, const CLI::Error& error) {
-        const bool hint = error.get_name() == "ExtrasError" && where->got_subcommand("serve");
+    const bool serves = argc > 1 && std::string_view(argv[1]) == "serve";
+    app.failure_message([serves](const CLI::App* /*app*/, const CLI::Error& error) {
+        const bool hint = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError) && serves;
         return fmt::format("linkcpp: error: {}{}; see --help\n", error.what(),
                            hint ? " (llama-server's own arguments go behind --)" : "");
     });

@@ -67,6 +67,10 @@ Result<Process> Process::start(const ProcessOptions& options) {
     int error = 0;
     if (::read(error_read.get(), &error, sizeof error) == sizeof error) {
         ::waitpid(pid, nullptr, 0);
+        if (error == ENOENT && options.arguments[0].find('/') == std::string::npos) {
+            return fail(ErrorKind::not_found, "{}: no such file, neither in {} (llama.cpp) nor in PATH",
+                        options.arguments[0], LINKCPP_LLAMA_BIN);
+        }
         return fail_errno(error, options.arguments[0]);
     }
     return Process(pid, std::move(check_in_read));

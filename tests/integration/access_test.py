@@ -110,7 +110,7 @@ class Access(SwarmTest):
         programs = self.swarm.line_for("programs")
         self.assert_ran(self.swarm.exec(*run, LINKCPP_HUB=programs))
         self.assert_refused(self.swarm.join("x", line=programs), "lets in programs, not workers")
-        short = self.run_json("token", "new", "short", "--ends-in", "2s")["line"]
+        short = self.run_json("token", "new", "short", "--ends-in", f"{2 * SLOWNESS}s")["line"]
         self.assertEqual(self.http_status(short), 200)
         self.swarm.join("early", line=short)
         self.swarm.wait_status(lambda s: len(s["workers"]) == 2, "who came in time")

@@ -8,7 +8,7 @@ import models
 from case import N_LONG, PROMPT, SwarmTest
 from network import Host, can_make_hosts
 from server import free_port
-from swarm import bin_dir, wait_for
+from swarm import SLOWNESS, bin_dir, wait_for
 
 HANG_S = 1.0  # the default
 
@@ -60,7 +60,7 @@ class Network(SwarmTest):
         self.assertEqual(request.finish(), text)
         after = [t for t in request.arrivals if t > began]
         gaps = [b - a for a, b in zip(after, after[1:])]
-        self.assertLess(max(gaps), HANG_S + 0.5)
+        self.assertLess(max(gaps), HANG_S + 0.5 * SLOWNESS)
         # The next request goes on without it; the hub gives it up, too, and when it is back it is the same worker.
         self.assertEqual(server.complete(PROMPT, N_LONG), text)
         self.swarm.wait_status(lambda s: len(s["workers"]) < 2 or any(w["state"] == "gone" for w in s["workers"]),
