@@ -29,11 +29,6 @@ class Access(SwarmTest):
             connection.sendall(request.encode())
             return connection.recv(1000)
 
-    def test_two_hubs_do_not_share_what_they_know(self):
-        self.swarm.serve(models.path_of("Q8_0"))
-        second = self.swarm.linkcpp("serve", "-m", models.path_of("Q8_0"), "--hub-only", "--port", "0")
-        self.assert_refused(second, "another hub is running with the keys and tokens in .*LINKCPP_HOME")
-
     def test_a_token_is_rotated_and_nothing_stops(self):
         self.swarm.serve(models.path_of("Q8_0"))
         one = self.swarm.join("one")

@@ -111,8 +111,11 @@ class WaysToThePlugin(SwarmTest):
 class OptionsThatCannotBe(SwarmTest):
     """llama.cpp aborts where a layer is put on a device that has no room for layers."""
 
-    def check(self, program, *arguments):
+    def setUp(self):
+        super().setUp()
         self.swarm.serve(models.path_of("Q8_0"), workers=1)
+
+    def check(self, program, *arguments):
         model = ["-m", models.path_of("Q8_0"), *arguments]
         by_hand = {"GGML_BACKEND_PATH": bin_dir() / "libggml-swarm.so"}
         alone = self.swarm.alone(program, *model)
@@ -126,7 +129,6 @@ class OptionsThatCannotBe(SwarmTest):
         self.check("llama-completion", "--device", "Swarm")
 
     def test_the_plugin_s_device_for_layers_by_the_name_that_it_is_listed_under(self):
-        self.swarm.serve(models.path_of("Q8_0"), workers=1)
         listed = self.assert_ran(self.swarm.exec("llama-completion", "--list-devices"))
         name = re.search(r"^  (Swarm.*?): ", listed.out().decode(), re.MULTILINE).group(1)
         self.check("llama-completion", "--device", name)

@@ -1,7 +1,7 @@
 // A ggml backend module whose device rounds the rows that it multiplies by experts in a way of one's choice: a
 // stand-in, on any machine, for graphics cards and other processors. $LINKCPP_TEST_ROUNDING is the way
 // (expert/rounding.h): "none" is what ggml's Vulkan kernels do while decoding. Products are added up in double
-// precision; every other node is the CPU's.
+// precision; every other node is the CPU's. With $LINKCPP_TEST_NO_ROOM it can hold nothing.
 
 #include <algorithm>
 #include <cstdlib>
@@ -108,6 +108,18 @@ ggml_backend_t start(ggml_backend_dev_t device, const char* parameters) {
     return backend;
 }
 
+// Of a device that has no room for anything.
+ggml_backend_buffer_type_t no_room(ggml_backend_dev_t /*device*/) {
+    static ggml_backend_buffer_type type = [] {
+        ggml_backend_buffer_type copy = *ggml_backend_dev_buffer_type(cpu_device());
+        copy.iface.alloc_buffer = [](ggml_backend_buffer_type_t, std::size_t) -> ggml_backend_buffer_t {
+            return nullptr;
+        };
+        return copy;
+    }();
+    return &type;
+}
+
 ggml_backend_dev_t device(ggml_backend_reg_t registry, std::size_t /*index*/) {
     // The CPU's, but for its name and what computes.
     static ggml_backend_device ours = [&] {
@@ -116,6 +128,7 @@ ggml_backend_dev_t device(ggml_backend_reg_t registry, std::size_t /*index*/) {
         copy.iface.get_name = device_name;
         copy.iface.get_description = [](ggml_backend_dev_t) { return "for tests"; };
         copy.iface.init_backend = start;
+        if (std::getenv("LINKCPP_TEST_NO_ROOM") != nullptr) { copy.iface.get_buffer_type = no_room; }
         return copy;
     }();
     return &ours;
