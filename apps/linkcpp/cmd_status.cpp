@@ -98,7 +98,8 @@ void print_links(const json& coordinator) {
     for (const json& link : coordinator["links"]) {
         const std::string faults = counts(link["faults"]);
         if (faults.empty() && link["condition"] == "good") { continue; }
-        const auto name = (link["name"] != "" ? link["name"] : link["worker"]).get<std::string>();
+        auto name = link["name"].get<std::string>();
+        if (name.empty()) { name = link["worker"].get<std::string>(); }
         fmt::print("    worker {:.16}: {}{}{}\n", name, link["condition"].get<std::string>(),
                    faults.empty() ? "" : "; ", faults);
     }

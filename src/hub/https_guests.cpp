@@ -13,7 +13,19 @@
 
 namespace linkcpp::hub {
 
-thread_local bool HttpsGuests::turning_away_ = false;
+namespace {
+
+thread_local bool turning_away = false;
+
+}  // namespace
+
+HttpsGuests::TurningAway::TurningAway() {
+    turning_away = true;
+}
+
+HttpsGuests::TurningAway::~TurningAway() {
+    turning_away = false;
+}
 
 HttpsGuests::HttpsGuests(std::size_t per_address, Duration hello_time, Refused refused)
     : per_address_(per_address), hello_time_(hello_time), refused_(std::move(refused)) {}
@@ -50,7 +62,7 @@ void HttpsGuests::on_free(void* /*parent*/, void* guest, CRYPTO_EX_DATA* /*data*
 void HttpsGuests::arrived(SSL* connection) {
     const int fd = SSL_get_fd(connection);
     const std::string name = net::peer_name(fd);
-    if (turning_away_) {
+    if (turning_away) {
         ::shutdown(fd, SHUT_RDWR);  // its handshake reads an end
         refused_("HTTPS: too many wait",
                  fmt::format("HTTPS: {}: turned away, too many wait (serve --https-requests)", name));

@@ -33,8 +33,8 @@ class HttpsGuests {
     // places to wait for one.
     class TurningAway {
       public:
-        TurningAway() { turning_away_ = true; }
-        ~TurningAway() { turning_away_ = false; }
+        TurningAway();
+        ~TurningAway();
         TurningAway(const TurningAway&) = delete;
         TurningAway& operator=(const TurningAway&) = delete;
     };
@@ -60,7 +60,6 @@ class HttpsGuests {
     // With the mutex held.
     static void cut(Guest& guest);
 
-    static thread_local bool turning_away_;
     std::size_t per_address_;
     Duration hello_time_;
     Refused refused_;

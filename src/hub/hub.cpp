@@ -469,7 +469,7 @@ void Hub::save_placement() {
     if (!saved) { log_warn("{}; a hub that is started again will place slices anew", saved.error().message); }
 }
 
-void Hub::note_event(const std::string& worker, std::string text, const Peer* by) {
+void Hub::note_event(const std::string& worker, const std::string& text, const Peer* by) {
     if (events_.size() >= kMaxEvents) { events_.pop_front(); }
     const auto record = admission_.records().find(worker);
     events_.push_back({std::time(nullptr), record != admission_.records().end() ? record->second.name : "",

@@ -113,7 +113,7 @@ class Hub {
     void drop(Peer& peer, const Error& error);
     void note_unknown(const wire::fb::StatsT& stats);
     // For `linkcpp status`: what has happened. `worker`: an id, or nothing.
-    void note_event(const std::string& worker, std::string text, const Peer* by = nullptr);
+    void note_event(const std::string& worker, const std::string& text, const Peer* by = nullptr);
     void send_routes();
     void send_coordinators();
     wire::fb::CoordinatorsT coordinators() const;
