@@ -5,6 +5,7 @@
 #include "base/log.h"
 
 namespace linkcpp::cli {
+
 KeptAlive::KeptAlive(Start start, Process process)
     : start_(std::move(start)), process_(std::move(process)), started_(steady_now()) {}
 

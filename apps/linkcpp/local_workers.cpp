@@ -28,9 +28,9 @@ Status LocalWorkers::watch(bool serving) {
             if (*status == kNotLetIn) {
                 if (shut_out_.insert(i).second) {
                     log_warn(
-                        "the hub does not let local worker {0} in, and goes on without it; if it was revoked, "
-                        "`linkcpp revoke --undo local-{0}` lets it in again",
-                        i + 1);
+                        "the hub does not let local worker {} in, and goes on without it; if it was revoked, "
+                        "`linkcpp revoke --undo {}` lets it in again",
+                        i + 1, local_worker_name(static_cast<unsigned>(i + 1)));
                 }
             } else if (worker.is_hopeless() && !serving) {
                 return fail(ErrorKind::failed, "local worker {} ends (status {}) whenever it is started; see above",

@@ -1,6 +1,6 @@
 // Who was given what, kept across starts of the hub, so that workers that come back find their slices where they were:
-// JSON in its state folder, one file for a model and a port: two hubs of one model have workers of their own. It is no
-// secret and no authority: without it slices are placed anew.
+// JSON in its state folder, one file for a model and a port. It is no secret and no authority: without it slices are
+// placed anew.
 #pragma once
 
 #include <filesystem>

@@ -1,7 +1,6 @@
 #include "worker/loader.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/log.h"
 #include "base/units.h"
@@ -127,10 +126,10 @@ Status Loader::read_slice(const std::stop_token& stop, const Assignment& assignm
     if (const Status kept = store_.put(*hash, bytes); !kept) {
         if (kept.error().kind == ErrorKind::corrupt) { return kept; }
         // It is as good without: only the next start has to fetch it again.
-        if (!std::exchange(said_not_kept_, true)) {
-            log_warn("slices are not kept on disk: {}", kept.error().message);
-            const std::lock_guard lock(mutex_);
+        const std::lock_guard lock(mutex_);
+        if (state_.error.empty()) {  // once for each assignment
             state_.error = fmt::format("slices are not kept on disk: {}", kept.error().message);
+            log_warn("{}", state_.error);
         }
     }
     if (bytes.size() != to.size()) {

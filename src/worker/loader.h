@@ -79,7 +79,6 @@ class Loader {
     Digest model_id_;
     std::map<std::uint32_t, std::vector<std::uint16_t>> held_;
     std::unique_ptr<store::HttpsClient> client_;
-    bool said_not_kept_ = false;
 
     std::jthread thread_;
 };
