@@ -87,7 +87,8 @@ double flip_of(Rounding rounding, std::span<const float> row) {
     if (step == 0) { return 0; }
     double squares = 0;
     for (const float x : row) { squares += static_cast<double>(x) * static_cast<double>(x); }
-    return step / std::sqrt(squares);
+    const double flip = step / std::sqrt(squares);
+    return std::isfinite(flip) ? flip : 0;
 }
 
 Tolerance with_flips(Tolerance tolerance, double flip) {

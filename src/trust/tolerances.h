@@ -30,7 +30,7 @@ struct Tolerance {
 
 // How far a row's product moves when one of its numbers, which lies between two values that it can be rounded to, goes
 // to the other one: relative to the product's length. Fused multiplications and the order of additions tip such
-// numbers.
+// numbers. Of a row with a NaN or an infinity, whose product is no number whatever is rounded how, it is 0.
 double flip_of(expert::Rounding rounding, std::span<const float> row);
 // What a flip in the input of an FFN is at its output, at most, in units of the above.
 inline constexpr double kFlipThroughFfn = 2;
