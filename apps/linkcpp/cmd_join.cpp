@@ -135,17 +135,12 @@ void add_join(CLI::App& app) {
         ->check(CLI::Range(1u, 100'000u))
         ->capture_default_str()
         ->group(limits);
-    command->add_option("--max-frame", options->limits.frame_bytes, "Bytes of one request")
-        ->transform(is_size(wire::kMinComputeLimit, wire::kMaxComputeBytes))
-        ->type_name("SIZE")
-        ->default_str(format_bytes(options->limits.frame_bytes))
+    add_size(command, "--max-frame", options->limits.frame_bytes, "Bytes of one request", wire::kMinComputeLimit,
+             wire::kMaxComputeBytes)
         ->group(limits);
-    command
-        ->add_option("--max-queued", options->limits.queued_bytes,
-                     "Bytes that wait to be written to one program, before it is given up")
-        ->transform(is_size(wire::kMinComputeLimit, std::uint64_t{1} << 34))
-        ->type_name("SIZE")
-        ->default_str(format_bytes(options->limits.queued_bytes))
+    add_size(command, "--max-queued", options->limits.queued_bytes,
+             "Bytes that wait to be written to one program, before it is given up", wire::kMinComputeLimit,
+             std::size_t{1} << 34)
         ->group(limits);
     command->footer(
         "Example: linkcpp join 'linkcpp://192.168.1.5:7070/FINGERPRINT/TOKEN' --memory 4G\n"

@@ -533,12 +533,12 @@ void add_serve(CLI::App& app) {
     const std::string limits = "Limits";
     for (const LimitOption& option : kLimitOptions) {
         std::size_t& limit = options->limits.*option.limit;
-        CLI::Option* added = command->add_option(option.name, limit, option.text)->capture_default_str()->group(limits);
-        if (option.in_bytes) {
-            added->transform(is_size(option.least, option.most))->default_str(format_bytes(limit))->type_name("SIZE");
-        } else {
-            added->check(CLI::Range(option.least, option.most));
-        }
+        CLI::Option* added = option.in_bytes
+                                 ? add_size(command, option.name, limit, option.text, option.least, option.most)
+                                 : command->add_option(option.name, limit, option.text)
+                                       ->check(CLI::Range(option.least, option.most))
+                                       ->capture_default_str();
+        added->group(limits);
     }
     command->add_option("--hello-time", options->hello_time, "Seconds until a stranger must have said who it is")
         ->check(is_between(0.1, 3600))

@@ -1,6 +1,7 @@
 // The commands of the `linkcpp` program. Each add_*() puts one on the command line; what it does runs from a callback.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -9,6 +10,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/error.h"
+#include "base/units.h"
 
 namespace linkcpp::cli {
 
@@ -38,8 +40,18 @@ CLI::Validator is_number();
 CLI::Validator is_port();
 // For options of fractions; CLI11's own range has NaN in it.
 CLI::Validator is_between(double least, double most);
-// For options in bytes: turns "32M" into a number of them.
+// Turns "32M" into a number of bytes.
 CLI::Validator is_size(std::uint64_t least, std::uint64_t most);
+
+// An option in bytes that takes sizes such as "32M"; its default is what `bytes` is.
+template <std::unsigned_integral Bytes>
+CLI::Option* add_size(CLI::App* command, const std::string& name, Bytes& bytes, const std::string& text,
+                      std::uint64_t least, std::uint64_t most) {
+    return command->add_option(name, bytes, text)
+        ->transform(is_size(least, most))
+        ->type_name("SIZE")
+        ->default_str(format_bytes(bytes));
+}
 
 // Runs `work` when `command` is given. An error is one line on standard error, and exit status 1.
 void run_or_exit(CLI::App* command, std::function<Status()> work);

@@ -16,7 +16,7 @@ import time
 
 import models
 from case import completion
-from swarm import Swarm, bin_dir
+from swarm import N_THREADS, Swarm, bin_dir
 
 LIES_IN = 200
 N_HONEST = 2000  # answers before the first lie: the swarm has settled by then
@@ -43,7 +43,7 @@ def one_run(model):
         liar = swarm.start("liar", [bin_dir() / "lying_worker", "liar", N_HONEST, 1 / LIES_IN], LINKCPP_HUB=swarm.line)
         swarm.wait_status(lambda s: sum(w["state"] == "ready" and w["slices"] > 0 for w in s["workers"]) == 2, "two workers")
         # Decodes one token after the other for as long as it takes; the default share of its pairs is audited.
-        program = swarm.start_exec("llama-bench", "-m", model, "-p", 0, "-n", 1000, "-r", 1000, "-t", 2, options=())
+        program = swarm.start_exec("llama-bench", "-m", model, "-p", 0, "-n", 1000, "-r", 1000, "-t", N_THREADS, options=())
         found, seconds = wait_for_quarantine(swarm, program)
         program.kill()
         worker = next(w for w in found["workers"] if w["name"] == "liar")

@@ -24,7 +24,10 @@ START_S = 60  # until a worker holds its slices or a server answers, on a busy m
 RUN_S = 120  # for one run of a program of llama.cpp
 
 # Compared runs must add in one order: the same threads, no re-packing of weights.
-SAME_ARITHMETIC = ["--no-repack", "-t", "2"]
+# With a sanitizer it is one: ggml's threads wait for each other by spinning, and where more programs than processors
+# compute, that took most of the time.
+N_THREADS = 2 if SLOWNESS == 1 else 1
+SAME_ARITHMETIC = ["--no-repack", "-t", str(N_THREADS)]
 
 # llama.cpp's programs exit without waiting for the thread that prints (common_log_main() in its common/log.cpp says
 # so): on a busy machine the end of what they say is lost. By program, what tells that nothing is.
@@ -158,6 +161,7 @@ class Swarm:
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         self.environment["LINKCPP_HOME"] = str(self.home)
         if os.environ.get("LINKCPP_SANITIZE"):
+            self.environment["LLAMA_ARG_THREADS"] = str(N_THREADS)
             for name in SANITIZERS:
                 given = self.environment.get(name)
                 self.environment[name] = f"{given + ':' if given else ''}log_path={self.home}/{REPORT}"
