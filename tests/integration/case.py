@@ -1,5 +1,6 @@
 """The base of the tests: a swarm for each test, its logs shown when the test fails."""
 
+import os
 import re
 import sys
 import unittest
@@ -7,12 +8,13 @@ from pathlib import Path
 
 import models
 from server import Server, free_port
-from swarm import SAME_ARITHMETIC, SLOWNESS, Swarm
+from swarm import SAME_ARITHMETIC, Swarm
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 PROMPT = "And the LORD said unto Moses,"
-# Tokens that take long enough to do something in their midst.
-N_LONG = 400 if SLOWNESS == 1 else 100
+# Tokens that take long enough to do something in their midst. The thread sanitizer slows decoding more than the start
+# of a command; they would take minutes.
+N_LONG = 100 if os.environ.get("LINKCPP_SANITIZE") == "thread" else 400
 SERVER_ARGUMENTS = ["-np", 2, "--no-warmup", *SAME_ARITHMETIC]
 
 

@@ -67,13 +67,10 @@ class LosingWorkers(SwarmTest):
         self.assertEqual(text, self.server_alone("Q8_0").complete(PROMPT, N_LONG))
 
     def test_one_of_two_replicas_killed_while_decoding_leaves_the_text_as_it_is(self):
-        def kill(worker):
-            worker.kill()
-            status = self.swarm.wait_status(lambda s: any("gone" in e["text"] for e in s["events"]), "the event")
-            event = next(e for e in status["events"] if "gone" in e["text"])
-            self.assertEqual((event["worker"], event["by"]), ("one", "hub"))
-            self.assertRegex(self.swarm.linkcpp("status").out().decode(), "events\n(.*\n)* +.*Z  one: gone")
-        self.check_text_while(kill)
+        self.check_text_while(lambda worker: worker.kill())
+        event = next(e for e in self.swarm.status()["events"] if "gone" in e["text"])
+        self.assertEqual((event["worker"], event["by"]), ("one", "hub"))
+        self.assertRegex(self.swarm.linkcpp("status").out().decode(), "events\n(.*\n)* +.*Z  one: gone")
 
     def test_one_of_two_replicas_that_hangs_while_decoding_leaves_the_text_as_it_is(self):
         def stop(worker):
