@@ -23,8 +23,10 @@ class Connection:
         self._flip = self._cut = False
         self.n_bytes = 0
         self._lock = threading.Lock()
-        for source, sink in ((near, far), (far, near)):
-            source.settimeout(None)
+        for end in (near, far):
+            end.settimeout(None)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for source, sink in ((near, far), (far, near)):  # from here on either may close both
             threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
 
     def corrupt(self):
@@ -105,7 +107,5 @@ class Wire:
             except OSError:
                 near.close()
                 continue
-            for end in (near, far):
-                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with self._lock:
                 self._connections.append(Connection(near, far))
