@@ -55,8 +55,6 @@ class Client(threading.Thread):
     def undisturbed(self):
         for prompt in PROMPTS:
             self.expected[prompt] = self.chaos.server.complete(prompt, N_TOKENS, on_token=self.arrived)
-        gaps = [b - a for a, b in zip(self.arrivals, self.arrivals[1:])]
-        self.usual_gap = statistics.median(gaps)
 
     def arrived(self):
         self.arrivals.append(time.monotonic())
@@ -86,6 +84,10 @@ class Client(threading.Thread):
             else:
                 self.failures.append(f"{prompt!r}: other text: {text!r}")
 
+    def usual_gap(self):
+        """Between two tokens, in the middle of the whole run: most have nothing to do with any fault."""
+        return statistics.median(b - a for a, b in zip(self.arrivals, self.arrivals[1:]))
+
     def largest_gap_since(self, begin):
         """Between two tokens that both came after the last one before `begin`."""
         times = [t for t in self.arrivals if t >= begin - 1]
@@ -104,7 +106,7 @@ class Chaos:
         self.server = None
         self.server_down = False
         self.server_generation = 0
-        self.faults = {}  # kind → delays
+        self.faults = {}  # kind → the longest pause that each made, None for those that end the text
         self.n_in_flight = 0
         self.unexpected = []
         self.expected_ends = set()
@@ -244,8 +246,8 @@ class Chaos:
         wait_for(lambda: len(client.arrivals) > count + 2 or client.failures, RECOVER_S, "tokens after the fault")
         self.n_in_flight += 1
         # With its server a request is lost, and the time until the next says how long llama.cpp takes to load.
-        delays = self.faults.setdefault(kind, [])
-        delays.append(None if kind == "kill_server" else max(0.0, client.largest_gap_since(begin) - client.usual_gap))
+        pauses = self.faults.setdefault(kind, [])
+        pauses.append(None if kind == "kill_server" else client.largest_gap_since(begin))
 
     def check_alive(self):
         for name, worker in self.workers.items():
@@ -279,7 +281,7 @@ def run(minutes, seed, only):
         for n, kind in enumerate(order_of(chaos, only)):
             chaos.one_fault(client, kind)
             chaos.check_alive()
-            print(f"{n + 1:4}  {kind:15}  added {1000 * (chaos.faults[kind][-1] or 0):6.0f} ms   "
+            print(f"{n + 1:4}  {kind:15}  a pause of {1000 * (chaos.faults[kind][-1] or 0):6.0f} ms   "
                   f"{client.n_completed} requests completed", file=sys.stderr)
             if chaos.unexpected or client.failures:
                 break
@@ -296,18 +298,20 @@ def run(minutes, seed, only):
         grown = [f"{what}: {middle >> 20} to {last >> 20} MiB" for (what, _), (_, middle, last) in thirds.items()
                  if last > FLAT[0] * middle + FLAT[1]]
         status = chaos.swarm.status()
+        usual_gap = client.usual_gap()
+        added = {kind: [1000 * max(0.0, pause - usual_gap) for pause in pauses if pause is not None]
+                 for kind, pauses in sorted(chaos.faults.items())}
         report = {
             "seed": seed,
             "minutes": minutes,
-            "faults": {kind: len(delays) for kind, delays in sorted(chaos.faults.items())},
+            "faults": {kind: len(pauses) for kind, pauses in sorted(chaos.faults.items())},
             "faults_in_flight": chaos.n_in_flight,
             "requests_completed": client.n_completed,
             "requests_lost_with_their_server": client.n_failed_with_server,
             "requests_failed": client.failures,
-            "added_delay_ms": {
-                kind: {"median": round(1000 * statistics.median(known)), "max": round(1000 * max(known))}
-                for kind, delays in sorted(chaos.faults.items()) if (known := [d for d in delays if d is not None])},
-            "usual_gap_ms": round(1000 * client.usual_gap, 2),
+            "added_delay_ms": {kind: {"median": round(statistics.median(delays)), "max": round(max(delays))}
+                               for kind, delays in added.items() if delays},
+            "usual_gap_ms": round(1000 * usual_gap, 2),
             "unexpected": chaos.unexpected,
             "memory_mib": {f"{what}[{pid}]": [most >> 20 for most in three] for (what, pid), three in thirds.items()},
             "memory_grown": grown,
