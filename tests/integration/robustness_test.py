@@ -373,7 +373,7 @@ class Strangers(SwarmTest):
                                "the program and its worker")
         idle = [socket.create_connection(("127.0.0.1", data)) for _ in range(6)]
         self.addCleanup(lambda: [s.close() for s in idle])
-        self.swarm.wait_status(lambda s: s["coordinators"][0]["turned_away"] == {"too many strangers": 4, "no hello in time": 2},
+        self.swarm.wait_status(lambda s: s["coordinators"] and s["coordinators"][0]["turned_away"] == {"too many strangers": 4, "no hello in time": 2},
                                "the silent ones")
         self.assertIn("too many strangers", self.swarm.linkcpp("status").out().decode())
 
