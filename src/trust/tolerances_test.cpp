@@ -13,9 +13,9 @@ namespace {
 TEST(Tolerance, is_finite_also_of_rows_that_are_not) {
     for (const float odd : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
                             -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::max(), 0.0F}) {
-        for (const std::size_t n_odd : {std::size_t{1}, std::size_t{32}}) {
-            std::vector<float> row(32, 1);
-            std::fill_n(row.begin() + 3, std::min(n_odd, row.size() - 3), odd);
+        for (const std::size_t n_odd : {1, 32}) {
+            std::vector<float> row(32 - n_odd, 1);
+            row.insert(row.end(), n_odd, odd);
             for (const expert::Rounding rounding : expert::kRoundings) {
                 const Tolerance tolerance = with_flips({1e-6, 1e-5}, flip_of(rounding, row));
                 EXPECT_TRUE(std::isfinite(tolerance.relative_l2)) << odd;

@@ -23,10 +23,10 @@ POLL_S = 0.02
 START_S = 60  # until a worker holds its slices or a server answers, on a busy machine of two cores
 RUN_S = 120  # for one run of a program of llama.cpp
 
-# Compared runs must add in one order: the same threads, no re-packing of weights.
-# With a sanitizer it is one: ggml's threads wait for each other by spinning, and where more programs than processors
-# compute, that took most of the time.
+# Of llama.cpp's programs. With a sanitizer one: ggml's threads wait for each other by spinning, and where more programs
+# than processors compute, that took most of the time.
 N_THREADS = 2 if SLOWNESS == 1 else 1
+# Compared runs must add in one order: the same threads, no re-packing of weights.
 SAME_ARITHMETIC = ["--no-repack", "-t", str(N_THREADS)]
 
 # llama.cpp's programs exit without waiting for the thread that prints (common_log_main() in its common/log.cpp says
