@@ -83,7 +83,7 @@ class Access(SwarmTest):
     def test_a_program_is_shut_out_of_the_workers_too(self):
         self.swarm.serve(models.path_of("Q8_0"), workers=1)
         program = self.swarm.start_exec("llama-completion", *completion("Q8_0", 4000), "--ignore-eos", "-c", 8192)
-        name = self.swarm.wait_status(lambda s: s["coordinators"] and s["coordinators"][0]["layers"] > 50, "it")["coordinators"][0]["process"]
+        name = self.swarm.wait_program(lambda p: p["layers"] > 50, "it")["process"]
         self.run_json("revoke", name)
         self.assertNotEqual(program.wait(30), 0)
         self.assertRegex(program.err(), "this key was revoked")

@@ -84,7 +84,7 @@ class Serve(SwarmTest):
         server = Server(port, self.swarm.hub).wait_healthy()
         before = server.complete(PROMPT, 30)
         # As the hub has heard that it computes.
-        self.swarm.wait_status(lambda s: s["coordinators"] and s["coordinators"][0]["layers"] > 0, "its figures")
+        self.swarm.wait_program(lambda p: p["layers"] > 0, "its figures")
         sent = self.swarm.status()["hub"]["slices_sent"]
         os.kill(next(pid for pid, line in self.swarm.running().items() if "llama-server" in line and "serve" not in
                      line.split()[1:2]), signal.SIGKILL)

@@ -175,8 +175,7 @@ class LosingTheHub(SwarmTest):
         self.assertEqual(request.finish(), text)
         status = self.swarm.wait_covered()
         self.assertEqual(status["hub"]["slices_sent"], 0, "slices were fetched again, or moved")
-        status = self.swarm.wait_status(lambda s: s["coordinators"], "the program to be back")
-        self.assertEqual(status["coordinators"][0]["failures"], 0)
+        self.assertEqual(self.swarm.wait_program(lambda _: True, "the program to be back")["failures"], 0)
         self.assertEqual([worker.poll() for worker in workers], [None, None])
         with self.subTest("a program that was running all the time"):
             self.assertEqual(server.complete(PROMPT, N_LONG), text)

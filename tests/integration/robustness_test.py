@@ -369,12 +369,11 @@ class Strangers(SwarmTest):
         port, data = free_port(), free_port()
         self.swarm.start_exec("llama-server", "-m", models.path_of("Q8_0"), "--port", port, *SERVER_ARGUMENTS,
                               options=("--listen", f"127.0.0.1:{data}"), LINKCPP_MAX_CALLERS=2, LINKCPP_HELLO_TIME=0.5)
-        self.swarm.wait_status(lambda s: s["coordinators"] and any(link["condition"] == "good" for link in s["coordinators"][0]["links"]),
-                               "the program and its worker")
+        self.swarm.wait_program(lambda p: any(link["condition"] == "good" for link in p["links"]), "the program and its worker")
         idle = [socket.create_connection(("127.0.0.1", data)) for _ in range(6)]
         self.addCleanup(lambda: [s.close() for s in idle])
-        self.swarm.wait_status(lambda s: s["coordinators"] and s["coordinators"][0]["turned_away"] == {"too many strangers": 4, "no hello in time": 2},
-                               "the silent ones")
+        self.swarm.wait_program(lambda p: p["turned_away"] == {"too many strangers": 4, "no hello in time": 2},
+                                "the silent ones")
         self.assertIn("too many strangers", self.swarm.linkcpp("status").out().decode())
 
     def test_programs_beyond_what_a_worker_serves_are_not_served(self):

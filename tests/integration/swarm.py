@@ -304,6 +304,10 @@ class Swarm:
         # With a sanitizer a status takes most of a second of a core that the swarm needs.
         return wait_for(check, timeout, what, POLL_S if SLOWNESS == 1 else 0.5)
 
+    def wait_program(self, condition, what):
+        """Polls the status until the program on the swarm is there and condition(its part); returns that part."""
+        return self.wait_status(lambda s: s["coordinators"] and condition(s["coordinators"][0]), what)["coordinators"][0]
+
     def wait_covered(self, timeout=START_S):
         """Until every slice has as many live holders as were asked for."""
         def covered(status):
