@@ -15,6 +15,7 @@
 #include "net/identity.h"
 #include "net/socket.h"
 #include "process.h"
+#include "store_folder.h"
 #include "worker/worker.h"
 
 namespace linkcpp::cli {
@@ -87,12 +88,7 @@ Status join(const JoinArguments& options) {
         }
         worker.memory_bytes = *bytes;
     }
-    if (options.store.empty()) {
-        LINKCPP_TRY(const std::filesystem::path cache, cache_dir());
-        worker.store_dir = cache / "slices";
-    } else {
-        worker.store_dir = options.store;
-    }
+    LINKCPP_TRY(worker.store_dir, store_folder(options.store));
     LINKCPP_TRY(OwnIdentity own, own_identity(clean_name(options.name.empty() ? host_name() : options.name)));
     worker.name = own.name;
     set_log_name(fmt::format("worker {}", own.name));

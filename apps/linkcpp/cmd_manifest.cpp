@@ -40,7 +40,7 @@ void add_manifest(CLI::App& app) {
     CLI::App* command = app.add_subcommand("manifest", "Hashes a model's experts and prints the model's id");
     command->add_option("MODEL", options->model, "A GGUF model, or any one of its splits")->required();
     command->add_option("-o,--out", options->out, "Also write the manifest to this file");
-    command->add_flag("--json", options->json, "Print JSON");
+    command->add_flag("--json", options->json, "Machine-readable");
     command->footer(
         "The result is kept in the cache folder until the file changes.\nExample: linkcpp manifest model.gguf");
     run_or_exit(command, [options] { return manifest(*options); });

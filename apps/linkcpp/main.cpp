@@ -127,6 +127,7 @@ int run(int argc, char** argv) {
     add_manifest(app);
     add_slice(app);
     add_backbone(app);
+    add_assemble(app);
     add_synth(app);
     add_probe(app);
     add_compare(app);

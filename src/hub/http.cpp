@@ -1,7 +1,6 @@
 #include "hub/http.h"
 
 #include <chrono>
-#include <unordered_map>
 
 #include <httplib.h>
 
@@ -21,25 +20,8 @@ constexpr std::size_t kMaxRequestBody = 64u << 10;
 // httplib looks at a Range header of 8 KiB with a recursion of up to 5 MB, before anybody is asked for a token. The
 // system's own idea of a thread's stack may be 2 MiB.
 constexpr std::size_t kThreadStack = 8u << 20;
-// httplib puts all ranges of an answer together in memory: of many, each the whole, some requests would fill it.
+// An answer is one stretch of bytes.
 constexpr std::size_t kMaxRanges = 1;
-
-struct SlicePlace {
-    const model::MoeLayer* layer;
-    std::uint32_t expert;
-};
-
-using SliceIndex = std::unordered_map<Digest, SlicePlace>;
-
-SliceIndex index_slices(const model::Manifest& manifest) {
-    SliceIndex index;
-    for (std::size_t i = 0; i < manifest.slices.size(); ++i) {
-        for (std::uint32_t e = 0; e < manifest.slices[i].size(); ++e) {
-            index.emplace(manifest.slices[i][e], SlicePlace{&manifest.model.layers[i], e});
-        }
-    }
-    return index;
-}
 
 // Threads for requests, and places for connections that wait for one; whoever finds none is turned away by the thread
 // that accepts.
@@ -74,23 +56,6 @@ std::string_view bearer_token(const httplib::Request& request, std::string& stor
     storage = request.get_header_value("Authorization");
     const std::string_view value = storage;
     return value.starts_with(kPrefix) ? value.substr(kPrefix.size()) : std::string_view();
-}
-
-void send_slice(const model::GgufFile& file, const SliceIndex& index, const httplib::Request& request,
-                httplib::Response& response) {
-    const auto hash = Digest::from_hex(request.matches[1].str());
-    const auto found = hash ? index.find(*hash) : index.end();
-    if (found == index.end()) {
-        response.status = 404;
-        return;
-    }
-    const auto slice = model::read_slice(file, *found->second.layer, found->second.expert);
-    if (!slice) {
-        log_error("slice {}: {}", hash->hex().substr(0, 12), slice.error().message);
-        response.status = 500;
-        return;
-    }
-    response.set_content(reinterpret_cast<const char*>(slice->data()), slice->size(), "application/octet-stream");
 }
 
 }  // namespace
@@ -128,6 +93,7 @@ HttpServer::~HttpServer() {
 Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address, const net::Identity& identity,
                                                      const Limits& limits, Source source) {
     std::unique_ptr<HttpServer> http(new HttpServer);
+    http->files_ = std::make_unique<ModelFiles>(source.file, source.manifest);
     http->guests_ = std::make_unique<HttpsGuests>(limits.per_address, limits.hello_time, source.refused);
     http->server_ = std::make_unique<httplib::SSLServer>(identity.certificate(), identity.key());
     httplib::SSLServer& server = *http->server_;
@@ -154,7 +120,8 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
             const bool known = source.tokens.accept(token);
             const bool is_operator = source.operator_tokens.accept(token);
             if (is_operator || known) { guests->let_in(request.ssl); }
-            if (is_operator || (known && request.method == "GET")) {
+            const bool reads = request.method == "GET" || request.method == "HEAD";
+            if (is_operator || (known && reads)) {
                 if (request.ranges.size() <= kMaxRanges) { return httplib::Server::HandlerResponse::Unhandled; }
                 response.status = 416;
                 source.refused("HTTPS: several ranges", fmt::format("HTTPS: {} asked for {} ranges of one answer",
@@ -174,15 +141,7 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
     server.Get("/status", [status = source.status](const httplib::Request&, httplib::Response& response) {
         response.set_content(status(), "application/json");
     });
-    server.Get("/manifest", [json = source.manifest.to_json()](const httplib::Request&, httplib::Response& response) {
-        response.set_content(json, "application/json");
-    });
-    server.Get("/slice/([0-9a-f]{64})",
-               [&file = source.file, index = index_slices(source.manifest), &sent = http->slices_sent_](
-                   const httplib::Request& request, httplib::Response& response) {
-                   send_slice(file, index, request, response);
-                   sent += response.body.empty() ? 0 : 1;
-               });
+    http->files_->serve(server);
     const auto operate = [run = source.operate](Command command) {
         // What is wanted stands in the address. Without a length no body is waited for; one that is announced is read,
         // or it would be taken for the next request.

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/sha256.h"
 #include "hub/https_guests.h"
+#include "hub/model_files.h"
 #include "model/gguf_file.h"
 #include "model/manifest.h"
 #include "net/identity.h"
@@ -86,15 +87,16 @@ class HttpServer {
     void sweep(TimePoint now) { guests_->sweep(now); }
     std::uint16_t port() const { return port_; }
     // From any thread: slices that were asked for and sent.
-    std::uint64_t slices_sent() const { return slices_sent_; }
+    std::uint64_t slices_sent() const { return files_->slices_sent(); }
+    std::uint64_t bytes_sent() const { return files_->bytes_sent(); }
 
   private:
     HttpServer();
-    std::unique_ptr<HttpsGuests> guests_;  // outlives the server
+    std::unique_ptr<HttpsGuests> guests_;  // these two outlive the server
+    std::unique_ptr<ModelFiles> files_;
     std::unique_ptr<httplib::SSLServer> server_;
     std::uint16_t port_ = 0;
     std::atomic<bool> ended_{false};
-    std::atomic<std::uint64_t> slices_sent_{0};
     std::thread thread_;
 };
 

@@ -226,6 +226,7 @@ std::string Hub::make_status() const {
           {"https_port", http_->port()},
           {"fingerprint", identity_.fingerprint().hex()},
           {"slices_sent", http_->slices_sent()},
+          {"bytes_sent", http_->bytes_sent()},
           {"uptime_s", to_seconds(steady_now() - started_)}}},
         {"model",
          {{"name", model.name},

@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <type_traits>
 
 #include <fcntl.h>
 #include <gguf.h>
 #include <sys/stat.h>
+
+#include "model/split_name.h"
 
 namespace linkcpp::model {
 namespace {
@@ -67,29 +68,8 @@ bool is_array(const gguf_context* context, std::string_view key) {
     return id >= 0 && gguf_get_kv_type(context, id) == GGUF_TYPE_ARRAY;
 }
 
-// "model-00002-of-00003.gguf" → prefix "model", number 2, count 3.
-struct SplitName {
-    std::string prefix;
-    std::uint64_t number = 0;
-    std::uint64_t count = 0;
-};
-std::optional<SplitName> parse_split_name(std::string_view file_name) {
-    constexpr std::string_view tail = "-00000-of-00000.gguf";
-    if (file_name.size() <= tail.size()) { return std::nullopt; }
-    const std::string_view end = file_name.substr(file_name.size() - tail.size());
-    SplitName name;
-    const auto parse_number = [&](std::size_t at, std::uint64_t& value) {
-        const auto [rest, error] = std::from_chars(end.data() + at, end.data() + at + 5, value);
-        return error == std::errc{} && rest == end.data() + at + 5;
-    };
-    if (end[0] != '-' || end.substr(6, 4) != "-of-" || !end.ends_with(".gguf")) { return std::nullopt; }
-    if (!parse_number(1, name.number) || !parse_number(10, name.count)) { return std::nullopt; }
-    name.prefix = file_name.substr(0, file_name.size() - tail.size());
-    return name;
-}
-
-std::string split_name(const SplitName& name, std::uint64_t index) {
-    return fmt::format("{}-{:05}-of-{:05}.gguf", name.prefix, index + 1, name.count);
+std::int64_t modified_ns(const struct stat& info) {
+    return std::int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
 }
 
 }  // namespace
@@ -119,6 +99,7 @@ Result<GgufFile> GgufFile::open_one(const fs::path& path, bool allow_missing_dat
                     path.string());
     }
     file.n_bytes = static_cast<std::uint64_t>(info.st_size);
+    file.modified_ns = modified_ns(info);
 
     GgufFile result;
     LINKCPP_TRY(result.header_, read_gguf_header(file.fd.get(), file.n_bytes, path.string()));
@@ -256,6 +237,30 @@ std::uint64_t GgufFile::file_bytes() const {
     std::uint64_t sum = 0;
     for (const File& file : files_) { sum += file.n_bytes; }
     return sum;
+}
+
+std::string GgufFile::version() const {
+    std::string version;
+    for (const File& file : files_) {
+        std::error_code error;
+        const fs::path path = fs::canonical(file.path, error);
+        version +=
+            fmt::format("{}\n{} {}\n", error ? file.path.string() : path.string(), file.n_bytes, file.modified_ns);
+    }
+    return version;
+}
+
+Status GgufFile::check_unchanged() const {
+    for (const File& file : files_) {
+        struct stat info{};
+        if (::fstat(file.fd.get(), &info) != 0) { return fail_errno(errno, file.path.string()); }
+        if (static_cast<std::uint64_t>(info.st_size) != file.n_bytes || modified_ns(info) != file.modified_ns) {
+            return fail(ErrorKind::corrupt,
+                        "{}: this file has been written to since it was opened; start again what serves it",
+                        file.path.string());
+        }
+    }
+    return {};
 }
 
 Status GgufFile::read(const TensorInfo& tensor, std::uint64_t offset, std::span<std::byte> to) const {

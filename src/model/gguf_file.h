@@ -69,6 +69,11 @@ class GgufFile {
     // All splits together.
     std::uint64_t file_bytes() const;
 
+    // Which files these are, and of what size and age: whatever follows from their bytes can be kept under this.
+    std::string version() const;
+    // As far as the file system can tell. Errors: corrupt (one of the files was written to since it was opened).
+    Status check_unchanged() const;
+
     // Reads part of a tensor's bytes. Errors: invalid (outside the tensor), corrupt (file shorter than it was), failed.
     Status read(const TensorInfo& tensor, std::uint64_t offset, std::span<std::byte> to) const;
 
@@ -81,6 +86,7 @@ class GgufFile {
         UniqueFd fd;
         std::uint64_t n_bytes = 0;
         std::uint64_t data_offset = 0;
+        std::int64_t modified_ns = 0;  // since 1970
     };
     GgufFile() = default;
     static Result<GgufFile> open_one(const std::filesystem::path& path, bool allow_missing_data);

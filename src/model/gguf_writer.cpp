@@ -72,6 +72,11 @@ void GgufWriter::add(std::string_view key, std::span<const std::uint32_t> values
     put_bytes(keys_, std::as_bytes(values));
 }
 
+void GgufWriter::add(std::string_view key, std::span<const std::uint64_t> values) {
+    begin_array(key, GGUF_TYPE_UINT64, values.size());
+    put_bytes(keys_, std::as_bytes(values));
+}
+
 void GgufWriter::add(std::string_view key, std::span<const std::int32_t> values) {
     begin_array(key, GGUF_TYPE_INT32, values.size());
     put_bytes(keys_, std::as_bytes(values));

@@ -34,6 +34,7 @@ class GgufWriter {
     void add(std::string_view key, std::string_view value);
     void add(std::string_view key, const char* value) { add(key, std::string_view(value)); }
     void add(std::string_view key, std::span<const std::uint32_t> values);
+    void add(std::string_view key, std::span<const std::uint64_t> values);
     void add(std::string_view key, std::span<const std::int32_t> values);
     void add(std::string_view key, std::span<const std::string> values);
     // As GgufFile::raw_value() gives it: the number of the type, then the value.

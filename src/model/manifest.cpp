@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <optional>
 
-#include <sys/stat.h>
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
@@ -20,7 +19,6 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kFormat = "linkcpp.manifest.2";
 constexpr int kMaxDepth = 6;  // object, "layers", layer, "tensors", tensor, value
-constexpr std::uint64_t kReadBytes = 1u << 20;
 
 Json layer_to_json(const MoeLayer& layer, const std::vector<Digest>& slices) {
     Json tensors = Json::array();
@@ -129,44 +127,14 @@ Result<std::vector<Digest>> slices_from_json(const Json& json, std::uint32_t n_e
     return slices;
 }
 
-Result<Digest> hash_slice(const GgufFile& file, const MoeLayer& layer, std::uint32_t expert) {
-    Sha256 hash;
-    Bytes buffer(std::min(kReadBytes, layer.slice_bytes()));
-    for (const ExpertTensor& tensor : layer.tensors) {
-        const TensorInfo& info = *file.find(tensor.name);
-        const std::uint64_t start = expert * tensor.slab_bytes;
-        for (std::uint64_t at = 0; at < tensor.slab_bytes; at += buffer.size()) {
-            const std::uint64_t n = std::min<std::uint64_t>(buffer.size(), tensor.slab_bytes - at);
-            LINKCPP_CHECK(file.read(info, start + at, std::span(buffer).first(n)));
-            hash.add(std::span(buffer).first(n));
-        }
-    }
-    return hash.finish();
-}
-
-// Changes when any of the files does, as far as the file system can tell.
-Result<std::string> cache_name(const GgufFile& file) {
-    std::string identity(kFormat);
-    for (std::size_t i = 0; i < file.n_splits(); ++i) {
-        std::error_code error;
-        const fs::path path = fs::canonical(file.path(i), error);
-        struct stat info{};
-        if (error || ::fstat(file.fd(i), &info) != 0) {
-            return fail(ErrorKind::failed, "{}: cannot tell its full path or its age", file.path(i).string());
-        }
-        identity +=
-            fmt::format("\n{}\n{} {}.{}", path.string(), info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
-    }
-    return sha256(as_bytes(identity)).hex() + ".json";
-}
-
-Result<fs::path> cache_path(const GgufFile& file) {
-    LINKCPP_TRY(const std::string name, cache_name(file));
+// Where what follows from a file's bytes is kept; `what` tells its kind.
+Result<fs::path> cache_path(const GgufFile& file, std::string_view what) {
     LINKCPP_TRY(const fs::path folder, cache_dir());
     std::error_code error;
     fs::create_directories(folder / "manifests", error);
     if (error) { return fail_errno(error.value(), (folder / "manifests").string()); }
-    return folder / "manifests" / name;
+    return folder / "manifests" /
+           (sha256(as_bytes(fmt::format("{}\n{}", kFormat, file.version()))).hex() + std::string(what));
 }
 
 // Nothing when there is none, or it is not this file's.
@@ -179,6 +147,12 @@ std::optional<Manifest> load_cached(const fs::path& path, const MoeModel& model)
         return std::nullopt;
     }
     return *std::move(manifest);
+}
+
+// A cache that cannot be written is no reason to fail.
+void keep(const Result<fs::path>& path, std::string_view text) {
+    const Status written = path ? write_file_atomically(*path, text) : Status(std::unexpected(path.error()));
+    if (!written) { log_warn("not kept in the cache: {}", written.error().message); }
 }
 
 }  // namespace
@@ -258,8 +232,9 @@ Result<Manifest> make_manifest(const GgufFile& file, unsigned n_threads) {
     }
     Progress progress("hashing experts", manifest.model.expert_bytes());
     LINKCPP_CHECK(for_all(items.size(), n_threads, progress, [&](std::size_t i) -> Result<std::uint64_t> {
-        LINKCPP_TRY(*items[i].digest, hash_slice(file, *items[i].layer, items[i].expert));
-        return items[i].layer->slice_bytes();
+        const Composition slice = compose_slice(file, *items[i].layer, items[i].expert);
+        LINKCPP_TRY(*items[i].digest, slice.hash(slice.n_bytes()));
+        return slice.n_bytes();
     }));
     return manifest;
 }
@@ -267,15 +242,26 @@ Result<Manifest> make_manifest(const GgufFile& file, unsigned n_threads) {
 Result<Manifest> load_or_make_manifest(const GgufFile& file) {
     LINKCPP_TRY(const MoeModel model, read_moe(file));
     LINKCPP_CHECK(check_has_experts(file));
-    const auto path = cache_path(file);
+    const auto path = cache_path(file, ".json");
     if (path) {
         if (auto cached = load_cached(*path, model)) { return *std::move(cached); }
     }
     LINKCPP_TRY(Manifest manifest, make_manifest(file));
-    const Status written =
-        path ? write_file_atomically(*path, manifest.to_json()) : Status(std::unexpected(path.error()));
-    if (!written) { log_warn("manifest not cached: {}", written.error().message); }
+    LINKCPP_CHECK(file.check_unchanged());
+    keep(path, manifest.to_json());
     return manifest;
+}
+
+Result<Digest> load_or_make_front_hash(const GgufFile& file, const Backbone& backbone) {
+    const auto path = cache_path(file, ".backbone");
+    if (path) {
+        const auto cached = read_file(*path, Digest().hex().size());
+        if (const auto digest = cached ? Digest::from_hex(*cached) : std::nullopt) { return *digest; }
+    }
+    LINKCPP_TRY(const Digest digest, backbone.content.hash(backbone.front_bytes));
+    LINKCPP_CHECK(file.check_unchanged());
+    keep(path, digest.hex());
+    return digest;
 }
 
 Result<Bytes> read_slice(const GgufFile& file, const MoeLayer& layer, std::uint32_t expert) {

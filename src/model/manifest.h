@@ -20,6 +20,7 @@
 #include "base/sha256.h"
 #include "model/gguf_file.h"
 #include "model/moe.h"
+#include "model/slicer.h"
 
 namespace linkcpp::model {
 
@@ -49,6 +50,9 @@ Result<Manifest> make_manifest(const GgufFile& file, unsigned n_threads = 0);
 // The same, kept in the user's cache folder under a name made of the files' paths, sizes and modification times,
 // so that the second call is quick. A cache that cannot be written is a warning only.
 Result<Manifest> load_or_make_manifest(const GgufFile& file);
+
+// SHA-256 of a backbone's front, kept in the same way: `backbone` is compose_backbone(file). Errors: corrupt, failed.
+Result<Digest> load_or_make_front_hash(const GgufFile& file, const Backbone& backbone);
 
 // Reads one slice: its slabs concatenated, MoeLayer::slice_bytes() long. Errors: not_found, failed, corrupt.
 Result<Bytes> read_slice(const GgufFile& file, const MoeLayer& layer, std::uint32_t expert);

@@ -2,14 +2,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
 #include <unordered_set>
 
 #include <unistd.h>
 
 #include "base/file.h"
-#include "base/platform.h"
 #include "base/progress.h"
 #include "base/text.h"
+#include "model/assembly.h"
 #include "model/backbone_stamp.h"
 #include "model/gguf_writer.h"
 #include "model/manifest.h"
@@ -21,41 +22,6 @@ namespace fs = std::filesystem;
 
 // Longer values of the architecture's keys are tables that no worker needs.
 constexpr std::uint64_t kMaxSliceValueBytes = 16u << 10;
-// Copied at once: enough for full speed, little enough to draw progress.
-constexpr std::uint64_t kCopyBytes = 64u << 20;
-
-// Copies a range of one file to another, with progress.
-Status copy(const GgufFile& from, std::uint32_t split, std::uint64_t from_offset, const AtomicFile& to,
-            std::uint64_t to_offset, std::uint64_t n_bytes, Progress& progress) {
-    for (std::uint64_t at = 0; at < n_bytes; at += kCopyBytes) {
-        const std::uint64_t n = std::min(kCopyBytes, n_bytes - at);
-        LINKCPP_CHECK(copy_range(from.fd(split), from_offset + at, to.fd(), to_offset + at, n,
-                                 from.path(split).string(), to.name()));
-        progress.add(n);
-    }
-    return {};
-}
-
-// Writes the header and gives the file its size; what is not written afterwards stays a hole.
-Status write_header(const GgufWriter& writer, const AtomicFile& out) {
-    LINKCPP_CHECK(write_at(out.fd(), writer.header(), 0, out.name()));
-    if (::ftruncate(out.fd(), static_cast<off_t>(writer.file_bytes())) != 0) { return fail_errno(errno, out.name()); }
-    return {};
-}
-
-// The output replaces what stands in its place, which must not be the source.
-Status check_not_source(const GgufFile& file, const fs::path& out) {
-    for (std::size_t i = 0; i < file.n_splits(); ++i) {
-        std::error_code none;  // an output that is not there yet is no source
-        if (fs::equivalent(file.path(i), out, none)) {
-            return fail(ErrorKind::invalid,
-                        "{}: expected another file than the model itself; choose another name for the output",
-                        out.string());
-        }
-    }
-    return {};
-}
-
 Status check_experts(const MoeLayer& layer, std::span<const std::uint32_t> experts) {
     if (experts.empty()) {
         return fail(ErrorKind::invalid, "layer {}: expected at least one expert, got none", layer.layer);
@@ -88,24 +54,16 @@ GgufWriter begin_slices(const GgufFile& file, const MoeModel& model, const MoeLa
     return writer;
 }
 
-// Copies the slabs of one tensor; neighbours in one piece.
-Status copy_slabs(const GgufFile& file, const ExpertTensor& tensor, std::span<const std::uint32_t> experts,
-                  const AtomicFile& out, std::uint64_t to_offset, Progress& progress) {
+// The slabs of one tensor; neighbours in one piece.
+void add_slabs(Composition& part, const GgufFile& file, const ExpertTensor& tensor,
+               std::span<const std::uint32_t> experts) {
     const TensorInfo& info = *file.find(tensor.name);
     for (std::size_t i = 0; i < experts.size();) {
         std::size_t n = 1;
         while (i + n < experts.size() && experts[i + n] == experts[i] + n) { ++n; }
-        LINKCPP_CHECK(copy(file, info.split, info.offset + experts[i] * tensor.slab_bytes, out,
-                           to_offset + i * tensor.slab_bytes, n * tensor.slab_bytes, progress));
+        part.add(info, experts[i] * tensor.slab_bytes, n * tensor.slab_bytes);
         i += n;
     }
-    return {};
-}
-
-// What a backbone leaves out. Biases and scales are small, and computing one product at a time needs them there.
-bool is_left_out(const TensorInfo& tensor) {
-    const auto name = parse_expert_tensor_name(tensor.name);
-    return name && is_weight(name->role);
 }
 
 // The tensors of a backbone in its order, as indices into file.tensors(): experts last.
@@ -130,6 +88,7 @@ Result<GgufWriter> begin_backbone(const GgufFile& file, const BackboneOrder& ord
     }
     writer.add(kBackboneKey, true);
     writer.add(kBackboneSourceKey, file.number(kBackboneSourceKey).value_or(file.file_bytes()));
+    LINKCPP_CHECK(add_rest(file, writer));
     for (const TensorInfo* tensor : order.tensors) {
         LINKCPP_CHECK(writer.add_tensor(tensor->name, tensor->type, tensor->ne));
     }
@@ -137,10 +96,10 @@ Result<GgufWriter> begin_backbone(const GgufFile& file, const BackboneOrder& ord
 }
 
 // Whose experts a layer's were: read from the slabs, or from the stamp where `file` is a backbone itself.
-Result<std::array<std::byte, BackboneStamp::kBytes>> stamp_of(const GgufFile& file, const MoeLayer& layer) {
+Result<Bytes> stamp_of(const GgufFile& file, const MoeLayer& layer) {
     const std::uint32_t expert = sampled_expert(layer.layer, layer.n_expert);
     if (file.flag(kBackboneKey).value_or(false)) {
-        std::array<std::byte, BackboneStamp::kBytes> bytes{};
+        Bytes bytes(BackboneStamp::kBytes);
         const ExpertTensor& tensor = layer.tensors.front();
         LINKCPP_CHECK(file.read(*file.find(tensor.name), 0, bytes));
         if (decode_backbone_stamp(bytes)) { return bytes; }
@@ -149,7 +108,8 @@ Result<std::array<std::byte, BackboneStamp::kBytes>> stamp_of(const GgufFile& fi
                     file.path().string(), tensor.name);
     }
     LINKCPP_TRY(const Bytes slice, read_slice(file, layer, expert));
-    return encode(BackboneStamp{expert, sha256(slice)});
+    const auto stamp = encode(BackboneStamp{expert, sha256(slice)});
+    return Bytes(stamp.begin(), stamp.end());
 }
 
 std::unexpected<Error> contradiction(const fs::path& path, std::string_view key) {
@@ -182,16 +142,39 @@ Status check_has_bytes(const GgufFile& file) {
 
 }  // namespace
 
+Status check_not_source(const GgufFile& file, const fs::path& out) {
+    for (std::size_t i = 0; i < file.n_splits(); ++i) {
+        std::error_code none;  // an output that is not there yet is no source
+        if (fs::equivalent(file.path(i), out, none)) {
+            return fail(ErrorKind::invalid,
+                        "{}: expected another file than the model itself; choose another name for the output",
+                        out.string());
+        }
+    }
+    return {};
+}
+
+bool is_left_out(const TensorInfo& tensor) {
+    const auto name = parse_expert_tensor_name(tensor.name);
+    return name && is_weight(name->role);
+}
+
 Status check_has_experts(const GgufFile& file) {
     if (file.flag(kBackboneKey).value_or(false)) { return without_bytes(file, "a backbone: its experts are holes"); }
     return check_has_bytes(file);
 }
 
-Status write_slices(const GgufFile& file, std::uint32_t layer_number, std::span<const std::uint32_t> experts,
-                    const fs::path& out) {
-    LINKCPP_TRY(const MoeModel model, read_moe(file));
+Composition compose_slice(const GgufFile& file, const MoeLayer& layer, std::uint32_t expert) {
+    Composition slice(file);
+    for (const ExpertTensor& tensor : layer.tensors) {
+        slice.add(*file.find(tensor.name), expert * tensor.slab_bytes, tensor.slab_bytes);
+    }
+    return slice;
+}
+
+Result<Composition> compose_slices(const GgufFile& file, const MoeModel& model, std::uint32_t layer_number,
+                                   std::span<const std::uint32_t> experts) {
     LINKCPP_CHECK(check_has_experts(file));
-    LINKCPP_CHECK(check_not_source(file, out));
     const MoeLayer* layer = model.find(layer_number);
     if (layer == nullptr) {
         std::vector<std::uint32_t> all;
@@ -206,12 +189,24 @@ Status write_slices(const GgufFile& file, std::uint32_t layer_number, std::span<
         const auto [a, b, c] = tensor.shape_with(static_cast<std::int64_t>(experts.size()));
         LINKCPP_CHECK(writer.add_tensor(tensor.name, tensor.type, {a, b, c, 1}));
     }
-    LINKCPP_TRY(AtomicFile to, AtomicFile::create(out));
-    LINKCPP_CHECK(write_header(writer, to));
-    Progress progress("slicing", layer->slice_bytes() * experts.size());
+    Composition part(file);
+    part.add(writer.header());
     for (std::size_t i = 0; i < layer->tensors.size(); ++i) {
-        LINKCPP_CHECK(copy_slabs(file, layer->tensors[i], experts, to, writer.offset(i), progress));
+        part.fill_to(writer.offset(i));
+        add_slabs(part, file, layer->tensors[i], experts);
     }
+    part.fill_to(writer.file_bytes());
+    return part;
+}
+
+Status write_slices(const GgufFile& file, std::uint32_t layer, std::span<const std::uint32_t> experts,
+                    const fs::path& out) {
+    LINKCPP_TRY(const MoeModel model, read_moe(file));
+    LINKCPP_TRY(const Composition part, compose_slices(file, model, layer, experts));
+    LINKCPP_CHECK(check_not_source(file, out));
+    LINKCPP_TRY(AtomicFile to, AtomicFile::create(out));
+    Progress progress("slicing", part.data_bytes());
+    LINKCPP_CHECK(part.write(to, progress));
     return to.commit(AtomicFile::Flush::no);
 }
 
@@ -242,36 +237,65 @@ Result<SliceFile> open_slices(const fs::path& path) {
     return SliceFile{.file = std::move(file), .layer = part.layers[0], .experts = std::move(experts)};
 }
 
-Result<BackboneSize> write_backbone(const GgufFile& file, const fs::path& out) {
+Result<Backbone> compose_backbone(const GgufFile& file) {
     LINKCPP_TRY(const MoeModel model, read_moe(file));
     LINKCPP_CHECK(check_has_bytes(file));
-    LINKCPP_CHECK(check_not_source(file, out));
     const BackboneOrder order = order_for_backbone(file);
     LINKCPP_TRY(const GgufWriter writer, begin_backbone(file, order));
-    LINKCPP_TRY(AtomicFile to, AtomicFile::create(out));
-    LINKCPP_CHECK(write_header(writer, to));
+    std::map<std::uint32_t, Bytes> stamps;
+    for (const MoeLayer& layer : model.layers) { LINKCPP_TRY(stamps[layer.layer], stamp_of(file, layer)); }
 
-    BackboneSize size{.apparent_bytes = writer.file_bytes(), .bytes = writer.data_offset()};
-    std::uint64_t dense_bytes = 0;
-    for (std::size_t i = 0; i < order.n_dense; ++i) { dense_bytes += order.tensors[i]->n_bytes; }
-    Progress progress("copying", dense_bytes);
-    for (std::size_t i = 0; i < order.n_dense; ++i) {
+    Composition content(file);
+    content.add(writer.header());
+    std::uint64_t front_bytes = writer.file_bytes();
+    for (std::size_t i = 0; i < order.tensors.size(); ++i) {
         const TensorInfo& tensor = *order.tensors[i];
-        LINKCPP_CHECK(copy(file, tensor.split, tensor.offset, to, writer.offset(i), tensor.n_bytes, progress));
-    }
-    size.bytes += dense_bytes;
-    for (const MoeLayer& layer : model.layers) {
-        LINKCPP_TRY(const auto stamp, stamp_of(file, layer));
-        for (const ExpertTensor& tensor : layer.tensors) {
-            if (!is_weight(tensor.role)) { continue; }
-            const auto place = std::ranges::find(order.tensors, tensor.name, &TensorInfo::name);
-            const auto i = static_cast<std::size_t>(place - order.tensors.begin());
-            LINKCPP_CHECK(write_at(to.fd(), stamp, writer.offset(i), to.name()));
-            size.bytes += stamp.size();
+        content.fill_to(writer.offset(i));
+        if (i == order.n_dense) { front_bytes = content.n_bytes(); }
+        if (i < order.n_dense) {
+            content.add(tensor, 0, tensor.n_bytes);
+        } else {
+            const Bytes& stamp = stamps[parse_expert_tensor_name(tensor.name)->layer];
+            if (stamp.size() <= tensor.n_bytes) { content.add(stamp); }
         }
     }
+    content.fill_to(writer.file_bytes());
+    return Backbone{.content = std::move(content), .front_bytes = front_bytes};
+}
+
+Result<BackboneSize> write_backbone(const GgufFile& file, const fs::path& out) {
+    LINKCPP_TRY(const Backbone backbone, compose_backbone(file));
+    const Composition& content = backbone.content;
+    LINKCPP_CHECK(check_not_source(file, out));
+    LINKCPP_TRY(AtomicFile to, AtomicFile::create(out));
+    Progress progress("copying", content.data_bytes());
+    LINKCPP_CHECK(content.write(to, progress));
     LINKCPP_CHECK(to.commit(AtomicFile::Flush::no));
-    return size;
+    return BackboneSize{.apparent_bytes = content.n_bytes(), .bytes = content.data_bytes()};
+}
+
+Status complete_backbone(int fd, std::string_view name, std::uint64_t front_bytes, const Manifest& manifest) {
+    LINKCPP_TRY(const GgufHeader header, read_gguf_header(fd, front_bytes, name));
+    const auto padded = [&](std::uint64_t n) {
+        return (n + header.alignment - 1) / header.alignment * header.alignment;
+    };
+    const auto first = std::ranges::find_if(header.tensors, is_left_out);
+    const bool one_tail = std::all_of(first, header.tensors.end(), is_left_out);
+    if (!one_tail || (first == header.tensors.end() ? padded(header.end) : first->offset) != front_bytes) {
+        return fail(ErrorKind::corrupt, "{}: this is not the front of a backbone", name);
+    }
+    if (::ftruncate(fd, static_cast<off_t>(padded(header.end))) != 0) { return fail_errno(errno, name); }
+    for (auto tensor = first; tensor != header.tensors.end(); ++tensor) {
+        const MoeLayer* layer = manifest.model.find(parse_expert_tensor_name(tensor->name)->layer);
+        if (layer == nullptr) {
+            return fail(ErrorKind::corrupt, "{}: '{}' is not in the manifest", name, tensor->name);
+        }
+        const std::uint32_t expert = sampled_expert(layer->layer, layer->n_expert);
+        const auto stamp = encode(BackboneStamp{expert, *manifest.slice(layer->layer, expert)});
+        if (stamp.size() > tensor->n_bytes) { continue; }
+        LINKCPP_CHECK(write_at(fd, stamp, tensor->offset, name));
+    }
+    return {};
 }
 
 }  // namespace linkcpp::model

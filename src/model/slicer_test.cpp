@@ -230,29 +230,6 @@ TEST_F(Slicer, the_model_itself_is_never_overwritten) {
     EXPECT_EQ(testing::read_bytes(folder / "m.gguf"), before);
 }
 
-// Cuts a model into two splits: all tensors of the first `n` in one, the others in the other.
-void write_splits(const GgufFile& file, const TestFolder& folder, std::size_t n) {
-    for (std::size_t split = 0; split < 2; ++split) {
-        GgufWriter writer;
-        if (split == 0) {
-            for (const RawKey& key : file.keys()) { writer.add_raw(key.key, file.raw_value(key)); }
-        }
-        writer.add("split.no", static_cast<std::uint32_t>(split));
-        writer.add("split.count", 2u);
-        writer.add("split.tensors.count", static_cast<std::int32_t>(file.tensors().size()));
-        const auto tensors = split == 0 ? file.tensors().first(n) : file.tensors().subspan(n);
-        for (const TensorInfo& tensor : tensors) {
-            ASSERT_TRUE(writer.add_tensor(tensor.name, tensor.type, tensor.ne));
-        }
-        Bytes bytes = writer.header();
-        bytes.resize(writer.file_bytes());
-        for (std::size_t i = 0; i < tensors.size(); ++i) {
-            ASSERT_TRUE(file.read(tensors[i], 0, std::span(bytes).subspan(writer.offset(i), writer.n_bytes(i))));
-        }
-        folder.write(fmt::format("s-{:05}-of-00002.gguf", split + 1), bytes);
-    }
-}
-
 TEST_F(Slicer, splits_give_the_same_slices_manifest_and_backbone) {
     const GgufFile file = open({});
     const Manifest manifest = make_manifest(file).value();
@@ -261,7 +238,7 @@ TEST_F(Slicer, splits_give_the_same_slices_manifest_and_backbone) {
     ASSERT_TRUE(write_slices(file, 1, std::vector<std::uint32_t>{1, 2}, folder / "part.gguf"));
     const Bytes part = testing::read_bytes(folder / "part.gguf");
     for (const std::size_t n : {1u, 4u, 8u}) {
-        write_splits(file, folder, n);
+        ASSERT_TRUE(testing::write_two_splits(file, folder, n));
         const auto splits = GgufFile::open(folder / "s-00002-of-00002.gguf");
         ASSERT_TRUE(splits) << splits.error().message;
         EXPECT_EQ(make_manifest(*splits)->id(), manifest.id());

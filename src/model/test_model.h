@@ -12,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/test_folder.h"
+#include "model/gguf_file.h"
 #include "model/gguf_writer.h"
 #include "model/moe.h"
 
@@ -83,5 +84,30 @@ struct TinyModel {
         return bytes;
     }
 };
+
+// Cuts a model into two files, "s-00001-of-00002.gguf" and its sibling: the first `n` tensors in one, the others in the
+// other.
+inline Status write_two_splits(const GgufFile& file, const TestFolder& folder, std::size_t n) {
+    for (std::size_t split = 0; split < 2; ++split) {
+        GgufWriter writer;
+        if (split == 0) {
+            for (const RawKey& key : file.keys()) { writer.add_raw(key.key, file.raw_value(key)); }
+        }
+        writer.add("split.no", static_cast<std::uint32_t>(split));
+        writer.add("split.count", 2u);
+        writer.add("split.tensors.count", static_cast<std::int32_t>(file.tensors().size()));
+        const auto tensors = split == 0 ? file.tensors().first(n) : file.tensors().subspan(n);
+        for (const TensorInfo& tensor : tensors) {
+            LINKCPP_CHECK(writer.add_tensor(tensor.name, tensor.type, tensor.ne));
+        }
+        Bytes bytes = writer.header();
+        bytes.resize(writer.file_bytes());
+        for (std::size_t i = 0; i < tensors.size(); ++i) {
+            LINKCPP_CHECK(file.read(tensors[i], 0, std::span(bytes).subspan(writer.offset(i), writer.n_bytes(i))));
+        }
+        folder.write(fmt::format("s-{:05}-of-00002.gguf", split + 1), bytes);
+    }
+    return {};
+}
 
 }  // namespace linkcpp::model::testing

@@ -31,11 +31,22 @@ class HttpsClient {
     HttpsClient(const HttpsClient&) = delete;
     HttpsClient& operator=(const HttpsClient&) = delete;
 
-    // GET `path`. `on_bytes` (may be empty) is told how many bytes have come in and can stop the transfer with false.
-    // Errors: not_found (404), invalid (401 or 403; another key), overloaded (503), corrupt (more than `limit` bytes),
-    // disconnected, timeout (nothing came for `stall`), failed.
-    using OnBytes = std::function<bool(std::uint64_t)>;
-    Result<Bytes> get(const std::string& path, std::uint64_t limit, const OnBytes& on_bytes = {});
+    // GET `path`, at most `limit` bytes. Errors: not_found (404), invalid (401 or 403; another key), overloaded (503),
+    // corrupt (more than `limit` bytes), disconnected, timeout (nothing came for `stall`), failed; where the hub says
+    // why, in its words.
+    Result<Bytes> get(const std::string& path, std::uint64_t limit);
+
+    // What is known of an answer before its bytes.
+    struct Head {
+        std::uint64_t n_bytes = 0;  // of the whole, also where only a part is sent
+        std::string tag;            // its ETag, without the quotation marks
+    };
+    Result<Head> head(const std::string& path);
+
+    // GET `path` from byte `from` on. `take` is given the bytes in their order and can stop it with an error.
+    // Errors: as get(), those of `take`, corrupt (it is not `expected` any more, or does not have as many bytes).
+    using Take = std::function<Status(ByteView piece)>;
+    Status fetch(const std::string& path, std::uint64_t from, const Head& expected, const Take& take);
 
     // PUT or DELETE `path`, with "?NAME=VALUE&…" behind it. Errors: as above, where the hub says why in its words.
     using Arguments = std::vector<std::pair<std::string, std::string>>;
@@ -43,12 +54,9 @@ class HttpsClient {
     Result<std::string> remove(const std::string& path, const Arguments& arguments);
 
   private:
-    struct Answer {
-        long status = 0;
-        std::string url;
-        Bytes body;
-    };
-    Result<Answer> request(const char* method, const std::string& path, std::uint64_t limit, const OnBytes& on_bytes);
+    struct Request;
+    struct Answer;
+    Result<Answer> perform(const Request& request);
     Result<std::string> change(const char* method, const std::string& path, const Arguments& arguments);
 
     struct Handle;

@@ -121,9 +121,17 @@ Status Loader::read_slice(const std::stop_token& stop, const Assignment& assignm
         if (status) { return {}; }
         log_warn("{}; fetched again", status.error().message);
     }
-    LINKCPP_TRY(const Bytes bytes, client_->get(fmt::format("/slice/{}", hash->hex()), to.size(),
-                                                [&](std::uint64_t) { return !stop.stop_requested(); }));
-    if (const Status kept = store_.put(*hash, bytes); !kept) {
+    std::size_t n_taken = 0;
+    LINKCPP_CHECK(client_->fetch(fmt::format("/slice/{}", hash->hex()), 0, {.n_bytes = to.size(), .tag = hash->hex()},
+                                 [&](ByteView piece) -> Status {
+                                     if (stop.stop_requested()) {
+                                         return fail(ErrorKind::failed, "not wanted any more");
+                                     }
+                                     std::ranges::copy(piece, to.subspan(n_taken).begin());
+                                     n_taken += piece.size();
+                                     return {};
+                                 }));
+    if (const Status kept = store_.put(*hash, to); !kept) {
         if (kept.error().kind == ErrorKind::corrupt) { return kept; }
         // It is as good without: only the next start has to fetch it again.
         const std::lock_guard lock(mutex_);
@@ -132,11 +140,6 @@ Status Loader::read_slice(const std::stop_token& stop, const Assignment& assignm
             log_warn("{}", state_.error);
         }
     }
-    if (bytes.size() != to.size()) {
-        return fail(ErrorKind::corrupt, "slice {}/{}: expected {} bytes, got {}", layer, expert, to.size(),
-                    bytes.size());
-    }
-    std::ranges::copy(bytes, to.begin());
     return {};
 }
 

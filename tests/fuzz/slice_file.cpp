@@ -2,10 +2,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "base/file.h"
+#include "base/test_folder.h"
+#include "model/assembly.h"
 #include "model/gguf_file.h"
 #include "model/manifest.h"
 #include "model/moe.h"
+#include "model/slicer.h"
 
 using namespace linkcpp;
 
@@ -24,5 +29,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
             if (slice && slice->size() != layer.slice_bytes()) { __builtin_trap(); }
         }
     }
+    // A backbone: put together again from slices of zeros.
+    const auto fits = [](const model::MoeLayer& layer) { return layer.slice_bytes() * layer.n_expert <= kMost; };
+    if (file->flag(model::kBackboneKey) != true || !std::ranges::all_of(moe->layers, fits)) { return 0; }
+    static const TestFolder folder;
+    const auto paths = model::assemble(
+        *file, [](const model::MoeLayer& layer, std::uint32_t) -> Result<Bytes> { return Bytes(layer.slice_bytes()); },
+        folder / "again.gguf");
+    for (const auto& path : paths.value_or(std::vector<std::filesystem::path>())) { std::filesystem::remove(path); }
     return 0;
 }
