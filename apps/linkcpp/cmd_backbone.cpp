@@ -31,8 +31,7 @@ Result<model::BackboneSize> fetch(const std::string& line, const std::string& ou
     // It hashes gigabytes before it answers for the first time.
     store::HttpsClient client({hub.hub.host, hub.https_port}, hub.fingerprint, hub.token,
                               {.connect = std::chrono::seconds(10), .stall = std::chrono::minutes(5)});
-    LINKCPP_TRY(const store::FetchedBackbone done, store::fetch_backbone(client, out));
-    return model::BackboneSize{.apparent_bytes = done.apparent_bytes, .bytes = done.bytes};
+    return store::fetch_backbone(client, out);
 }
 
 Status backbone(const BackboneArguments& options) {

@@ -28,9 +28,12 @@ struct JoinArguments {
     std::string backend;
     std::string memory;
     std::string store;
+    std::uint64_t store_limit = 0;
+    std::string listen;
     unsigned n_threads = 0;
     std::size_t max_programs = worker::WorkerOptions().max_programs;
     worker::Server::Limits limits;
+    store::NeighbourServer::Limits neighbours;
 };
 
 // Less holds no expert of any model, and is a unit forgotten.
@@ -79,6 +82,7 @@ Status join(const JoinArguments& options) {
     worker.n_threads = options.n_threads;
     worker.max_programs = options.max_programs;
     worker.limits = options.limits;
+    worker.neighbours = options.neighbours;
     if (!options.memory.empty()) {
         auto bytes = parse_bytes(options.memory);
         if (!bytes) { return fail_with("--memory", bytes.error()); }
@@ -89,6 +93,8 @@ Status join(const JoinArguments& options) {
         worker.memory_bytes = *bytes;
     }
     LINKCPP_TRY(worker.store_dir, store_folder(options.store));
+    worker.store_limit = options.store_limit;
+    if (!options.listen.empty()) { LINKCPP_TRY(worker.offer_slices_at, net::parse_address(options.listen)); }
     LINKCPP_TRY(OwnIdentity own, own_identity(clean_name(options.name.empty() ? host_name() : options.name)));
     worker.name = own.name;
     set_log_name(fmt::format("worker {}", own.name));
@@ -126,7 +132,20 @@ void add_join(CLI::App& app) {
     command->add_option("--threads", options->n_threads, "Threads of a CPU device (default: all processors)")
         ->check(CLI::Range(1u, kMaxThreads));
     command->add_option("--store", options->store, "Folder that slices are kept in (default: in the user's cache)");
+    command
+        ->add_option("--store-limit", options->store_limit,
+                     "Bytes of slices that it may hold, such as 50G; those go first that were not used for longest "
+                     "(default: no limit)")
+        ->transform(is_size(1, UINT64_MAX))
+        ->type_name("SIZE");
+    command->add_option("--listen", options->listen,
+                        "Offer slices to other workers of the swarm here, HOST or HOST:PORT, such as 0.0.0.0 (default: "
+                        "only fetch, and listen nowhere)");
     const std::string limits = "Limits";
+    command->add_option("--max-neighbours", options->neighbours.links, "With --listen: workers that fetch at a time")
+        ->check(CLI::Range(1u, 10'000u))
+        ->capture_default_str()
+        ->group(limits);
     command->add_option("--max-programs", options->max_programs, "Programs that are served at a time")
         ->check(CLI::Range(1u, 100'000u))
         ->capture_default_str()

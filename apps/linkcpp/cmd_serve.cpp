@@ -444,10 +444,11 @@ Status check_limits(const ServeArguments& options) {
             "got {}",
             n_own, least);
     }
-    // While it loads each keeps a connection, and this process asks, too.
-    if (limits.https_requests < n_own + 2) {
+    // While it loads each worker keeps two connections, and this process asks, too.
+    const std::size_t n_https = 2 * std::size_t{options.n_local_workers} + 2;
+    if (limits.https_requests < n_https) {
         return fail(ErrorKind::invalid,
-                    "--https-requests: expected at least {}, for what this command starts itself, got {}", n_own + 2,
+                    "--https-requests: expected at least {}, for what this command starts itself, got {}", n_https,
                     limits.https_requests);
     }
     if (limits.https_per_address >= limits.https_requests) {

@@ -110,6 +110,26 @@ void print_links(const json& coordinator) {
     }
 }
 
+// How far a worker is: into its memory, and what it has to fetch for that.
+void print_loading(const json& loading) {
+    const auto number = [&](const char* key) { return loading[key].get<std::uint64_t>(); };
+    const std::uint64_t total = number("total_bytes");
+    if (total == 0) { return; }
+    const auto percent = [](std::uint64_t done, std::uint64_t of) {
+        return 100 * static_cast<double>(done) / static_cast<double>(of);
+    };
+    fmt::print("    loading {} of {} ({:.0f} %)", format_bytes(number("done_bytes")), format_bytes(total),
+               percent(number("done_bytes"), total));
+    if (const std::uint64_t fetch = number("fetch_bytes"); fetch > 0) {
+        fmt::print("; fetched {} of {}, {}/s", format_bytes(number("fetched_bytes")), format_bytes(fetch),
+                   format_bytes(number("bytes_per_second")));
+        if (const json& left = loading["seconds_left"]; left.is_number()) {
+            fmt::print(", {:.0f} s left", left.get<double>());
+        }
+    }
+    fmt::print("\n");
+}
+
 // The last few; --json has more.
 void print_events(const json& events) {
     constexpr std::size_t kMost = 8;
@@ -140,11 +160,7 @@ void print_status(const json& status) {
                    worker["state"].get<std::string>(), worker["slices"].get<std::uint64_t>(),
                    format_bytes(worker["bytes"].get<std::uint64_t>()), worker["pairs"].get<std::uint64_t>(),
                    tokens_per_second(worker, n_layers), worker["device"].get<std::string>());
-        const auto done = worker["loading"]["done_bytes"].get<std::uint64_t>();
-        const auto total = worker["loading"]["total_bytes"].get<std::uint64_t>();
-        if (worker["state"] == "loading" && total > 0) {
-            fmt::print("    loading {} of {} ({} %)\n", format_bytes(done), format_bytes(total), done * 100 / total);
-        }
+        if (worker["state"] == "loading") { print_loading(worker["loading"]); }
         print_trust(worker);
         if (const auto error = worker["error"].get<std::string>(); !error.empty()) {
             fmt::print("    {}\n", one_line(error));

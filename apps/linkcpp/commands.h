@@ -31,6 +31,7 @@ void add_manifest(CLI::App& app);
 void add_slice(CLI::App& app);
 void add_backbone(CLI::App& app);
 void add_assemble(CLI::App& app);
+void add_store(CLI::App& app);
 void add_synth(CLI::App& app);
 void add_probe(CLI::App& app);
 void add_compare(CLI::App& app);

@@ -128,6 +128,7 @@ int run(int argc, char** argv) {
     add_slice(app);
     add_backbone(app);
     add_assemble(app);
+    add_store(app);
     add_synth(app);
     add_probe(app);
     add_compare(app);

@@ -92,12 +92,17 @@ Status write_at(int fd, ByteView bytes, std::uint64_t offset, std::string_view n
     return {};
 }
 
-Result<AtomicFile> AtomicFile::create(const std::filesystem::path& path, unsigned mode) {
+Status check_replaceable(const std::filesystem::path& path) {
     struct stat info{};
     if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
         return fail(ErrorKind::invalid, "{}: expected a name for a file, got a folder, a device or a pipe",
                     path.string());
     }
+    return {};
+}
+
+Result<AtomicFile> AtomicFile::create(const std::filesystem::path& path, unsigned mode) {
+    LINKCPP_CHECK(check_replaceable(path));
     // A file without a name until it is whole: whatever ends this process, nothing stays behind.
     std::string temporary;
     const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";

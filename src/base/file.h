@@ -48,6 +48,9 @@ Result<UniqueFd> try_lock(const std::filesystem::path& path);
 Status read_at(int fd, std::span<std::byte> to, std::uint64_t offset, std::string_view name);
 Status write_at(int fd, ByteView bytes, std::uint64_t offset, std::string_view name);
 
+// Whether a file may be renamed over what stands there. Errors: invalid (it is something else than a file).
+Status check_replaceable(const std::filesystem::path& path);
+
 // A file that gets its name by commit() and is gone otherwise, whatever ends this process: nobody ever sees half a
 // file. (Where the file system has no files without a name it has a temporary one, which a SIGKILL leaves behind.)
 class AtomicFile {

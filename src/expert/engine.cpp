@@ -266,6 +266,24 @@ Status Engine::hold(std::uint64_t model, const MoeLayer& layer, std::span<const 
     return {};
 }
 
+Status Engine::read(std::uint64_t model, std::uint32_t layer, std::uint32_t expert, std::span<std::byte> to) const {
+    const auto held = find(layer);
+    if (!held || held->model != model || expert >= held->local.size() || held->local[expert] < 0 ||
+        to.size() != held->layer.slice_bytes()) {
+        return fail(ErrorKind::not_found, "layer {}: expert {} is not held", layer, expert);
+    }
+    const auto i = static_cast<std::size_t>(held->local[expert]);
+    std::size_t offset = 0;
+    for (const model::ExpertTensor& tensor : held->layer.tensors) {
+        const ggml_tensor* from = held->tensors.at(tensor.role);
+        // Weights in an array of slices are a slice apart, other tensors are without gaps.
+        const std::size_t step = held->slices && model::is_weight(tensor.role) ? held->stride : tensor.slab_bytes;
+        ggml_backend_tensor_get(from, to.data() + offset, i * step, tensor.slab_bytes);
+        offset += tensor.slab_bytes;
+    }
+    return {};
+}
+
 std::shared_ptr<Engine::Layer> Engine::find(std::uint32_t layer) const {
     const std::lock_guard lock(mutex_);
     const auto found = layers_.find(layer);

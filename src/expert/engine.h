@@ -66,6 +66,9 @@ class Engine {
     Status hold(std::uint64_t model, const model::MoeLayer& layer, std::span<const std::uint16_t> experts,
                 const SliceSource& source);
     void drop(std::uint32_t layer);
+    // Fills `to` with a slice that is held of that model: the bytes that `source` gave. May be called by whoever calls
+    // hold(), also from its source. Errors: not_found.
+    Status read(std::uint64_t model, std::uint32_t layer, std::uint32_t expert, std::span<std::byte> to) const;
 
     bool holds(std::uint32_t layer, std::uint32_t expert) const;
     std::uint64_t shard_bytes() const;

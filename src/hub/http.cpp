@@ -3,6 +3,8 @@
 #include <chrono>
 
 #include <httplib.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 
 #include "base/log.h"
 #include "base/platform.h"
@@ -20,6 +22,8 @@ constexpr std::size_t kMaxRequestBody = 64u << 10;
 // httplib looks at a Range header of 8 KiB with a recursion of up to 5 MB, before anybody is asked for a token. The
 // system's own idea of a thread's stack may be 2 MiB.
 constexpr std::size_t kThreadStack = 8u << 20;
+// Bytes that wait for the line of one connection, beyond what is on its way.
+constexpr int kUnsent = 256 << 10;
 // An answer is one stretch of bytes.
 constexpr std::size_t kMaxRanges = 1;
 
@@ -111,6 +115,8 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const net::Address& address
     server.set_socket_options([](socket_t socket) {
         const int on = 1;
         ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+        // What waits here when its receiver has ended was read and encrypted in vain.
+        ::setsockopt(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsent, sizeof kUnsent);
     });
 
     server.set_pre_routing_handler(

@@ -38,6 +38,17 @@ std::uint64_t random_seed() {
     return std::uint64_t{device()} << 32 | device();
 }
 
+// Where somebody is reached who says that it listens at `address` and calls from `from`: who listens on every address
+// is reached at the one it calls from.
+Result<std::string> reachable_at(const std::string& address, const std::string& from) {
+    LINKCPP_TRY(net::Address parsed, net::parse_address(address));
+    if (parsed.host == "0.0.0.0" || parsed.host == "::") {
+        LINKCPP_TRY(const net::Address caller, net::parse_address(from));
+        parsed.host = caller.host;
+    }
+    return parsed.text();
+}
+
 }  // namespace
 
 Hub::Hub(HubOptions options, model::GgufFile file, model::Manifest manifest, net::Identity identity,
@@ -260,7 +271,7 @@ void Hub::drop(Peer& peer, const Error& error) {
         note_event(peer.id, fmt::format("gone: {}", message.substr(message.starts_with(name) ? name.size() : 0)));
         swarm_.left(peer.id, steady_now());
         admission_.left(peer.id);
-        routes_changed_ = true;
+        routes_changed_ = neighbours_changed_ = true;
     } else if (peer.role == fb::Role::coordinator) {
         add_audits(past_audits_, peer.stats);
         send_coordinators();
@@ -386,6 +397,12 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
         return welcome_coordinator(peer);
     }
     if (peer.gone) { return {}; }  // it could not be told all of that
+    peer.name = hello.name;
+    if (!hello.slices_address.empty()) {
+        // One that makes no sense is nobody's loss.
+        peer.slices_address = reachable_at(hello.slices_address.substr(0, kMaxForeignText), peer.from).value_or("");
+    }
+    neighbours_changed_ = true;
     swarm_.joined(peer.id, hello, steady_now());
     admission_.joined(peer.id, hello.name);
     note_event(peer.id, "joined");
@@ -401,13 +418,7 @@ Status Hub::welcome(Peer& peer, fb::HelloT& hello) {
 }
 
 Status Hub::welcome_coordinator(Peer& peer) {
-    // A coordinator that listens on every address is reached at the one it calls from.
-    LINKCPP_TRY(net::Address address, net::parse_address(peer.hello.listen_address));
-    if (address.host == "0.0.0.0" || address.host == "::") {
-        LINKCPP_TRY(const net::Address from, net::parse_address(peer.from));
-        address.host = from.host;
-        peer.hello.listen_address = address.text();
-    }
+    LINKCPP_TRY(peer.hello.listen_address, reachable_at(peer.hello.listen_address, peer.from));
     send(peer, swarm_.routes());
     send_coordinators();
     return {};
@@ -444,6 +455,22 @@ void Hub::send_coordinators() {
     }
 }
 
+void Hub::send_neighbours() {
+    neighbours_changed_ = false;
+    fb::NeighboursT all;
+    for (const auto& peer : peers_) {
+        if (peer->gone || peer->role != fb::Role::worker) { continue; }
+        auto entry = std::make_unique<fb::NeighbourT>();
+        entry->id = peer->id;
+        entry->name = peer->name;
+        entry->address = peer->slices_address;
+        all.neighbours.push_back(std::move(entry));
+    }
+    for (const auto& peer : peers_) {
+        if (peer->role == fb::Role::worker) { send(*peer, all); }
+    }
+}
+
 void Hub::send_routes() {
     routes_changed_ = false;
     for (const auto& peer : peers_) {
@@ -452,6 +479,7 @@ void Hub::send_routes() {
 }
 
 void Hub::replan() {
+    if (neighbours_changed_) { send_neighbours(); }  // before anybody is told to fetch something
     for (const std::string& id : swarm_.replan(steady_now())) {
         routes_changed_ = true;
         for (const auto& peer : peers_) {

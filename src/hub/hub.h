@@ -94,7 +94,9 @@ class Hub {
         wire::fb::Role role = wire::fb::Role::none;  // none: has not said hello yet
         std::string id;
         std::string https_token;
-        wire::fb::HelloT hello;  // of a coordinator
+        wire::fb::HelloT hello;      // of a coordinator
+        std::string name;            // of a worker
+        std::string slices_address;  // of a worker: where its neighbours fetch slices; empty: nowhere
         wire::fb::StatsT stats;
         std::uint64_t answered = 0;  // the latest question that it has answered with its stats
         bool gone = false;
@@ -116,6 +118,7 @@ class Hub {
     void note_event(const std::string& worker, const std::string& text, const Peer* by = nullptr);
     void send_routes();
     void send_coordinators();
+    void send_neighbours();
     wire::fb::CoordinatorsT coordinators() const;
     void replan();
     void probe_workers();
@@ -189,6 +192,7 @@ class Hub {
     TimePoint next_heartbeat_{};
     TimePoint accept_again_{};
     bool routes_changed_ = false;
+    bool neighbours_changed_ = false;
     std::map<std::uint32_t, std::string>
         unknown_layers_;  // computed one product at a time by some coordinator, and why
     net::Wakeup wake_;

@@ -34,6 +34,7 @@ json stats_json(const fb::StatsT& stats) {
             {"resident_bytes", stats.resident_bytes},
             {"expired", stats.expired},
             {"stale", stats.stale},
+            {"slices_out", stats.slices_out},
             {"turned_away", turned_away_json(stats)}};
 }
 
@@ -103,6 +104,19 @@ std::string_view state_name(const WorkerRecord& worker, const Swarm& swarm) {
     return "unknown";
 }
 
+// A worker's figures: any numbers.
+json loading_json(const wire::fb::ShardT& shard) {
+    const std::uint64_t left = shard.fetch_bytes - std::min(shard.fetch_bytes, shard.fetched_bytes);
+    json seconds_left;
+    if (left == 0) { seconds_left = 0; }
+    if (left > 0 && shard.fetch_rate > 0) {
+        seconds_left = static_cast<double>(left) / static_cast<double>(shard.fetch_rate);
+    }
+    return {{"done_bytes", shard.done_bytes},       {"total_bytes", shard.total_bytes},
+            {"fetched_bytes", shard.fetched_bytes}, {"fetch_bytes", shard.fetch_bytes},
+            {"bytes_per_second", shard.fetch_rate}, {"seconds_left", seconds_left}};
+}
+
 }  // namespace
 
 std::string Hub::status_json() {
@@ -161,7 +175,7 @@ std::string Hub::make_status() const {
         entry["slices"] = plan::count(worker.ready);
         entry["bytes"] = plan::bytes_of(manifest_.model, worker.ready);
         entry["assigned_slices"] = plan::count(worker.assigned);
-        entry["loading"] = {{"done_bytes", worker.shard.done_bytes}, {"total_bytes", worker.shard.total_bytes}};
+        entry["loading"] = loading_json(worker.shard);
         entry["error"] = worker.shard.error;
         entry["epoch"] = worker.epoch;
         if (const auto record = admission_.records().find(id); record != admission_.records().end()) {

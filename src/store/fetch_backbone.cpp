@@ -6,8 +6,8 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "model/manifest.h"
-#include "model/slicer.h"
 #include "store/partial_file.h"
+#include "store/transfer.h"
 
 namespace linkcpp::store {
 namespace {
@@ -18,38 +18,29 @@ using namespace std::chrono_literals;
 constexpr const char* kPath = "/backbone";
 constexpr int kMaxAttempts = 6;  // in a row that bring nothing
 
-bool may_pass(ErrorKind kind) {
-    return kind == ErrorKind::disconnected || kind == ErrorKind::timeout || kind == ErrorKind::overloaded;
-}
-
-// Fetches what `file` lacks.
-Status fetch_rest(HttpsClient& hub, const HttpsClient::Head& whole, PartialFile& file, std::uint64_t& fetched) {
+// Goes on for as long as that brings anything.
+Status fetch_all(HttpsClient& hub, const HttpsClient::Head& whole, const Digest& hash, PartialFile& file) {
     Progress progress("fetching the backbone", whole.n_bytes);
-    progress.set(file.n_bytes());
+    const auto fetch_rest = [&](std::uint64_t from, const Take& take) { return hub.fetch(kPath, from, whole, take); };
     Backoff backoff(200ms, 5s);
-    for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-        const std::uint64_t before = file.n_bytes();
-        const Status status = hub.fetch(kPath, before, whole, [&](ByteView piece) -> Status {
-            LINKCPP_CHECK(file.add(piece));
+    while (true) {
+        bool moved = false;
+        const Status status = transfer(fetch_rest, whole.n_bytes, hash, file, [&](std::uint64_t) -> Status {
+            moved = true;
             progress.set(file.n_bytes());
             return {};
         });
-        fetched += file.n_bytes() - before;
-        if (status) { return {}; }
-        if (!may_pass(status.error().kind) || attempt + 1 == kMaxAttempts) { return status; }
-        if (file.n_bytes() > before) {
-            attempt = -1;
-            backoff.reset();
-        }
+        if (moved) { backoff.reset(); }
+        if (status || !may_pass(status.error().kind) || backoff.n_failures() + 1 == kMaxAttempts) { return status; }
         log_warn("{}; going on in a moment", status.error().message);
         std::this_thread::sleep_for(backoff.next());
     }
-    return {};
 }
 
 }  // namespace
 
-Result<FetchedBackbone> fetch_backbone(HttpsClient& hub, const fs::path& out) {
+Result<model::BackboneSize> fetch_backbone(HttpsClient& hub, const fs::path& out) {
+    LINKCPP_CHECK(check_replaceable(out));
     LINKCPP_TRY(const Bytes json, hub.get("/manifest", model::kMaxManifestBytes));
     LINKCPP_TRY(const model::Manifest manifest, model::Manifest::from_json(as_text(json)));
     LINKCPP_TRY(const HttpsClient::Head whole, hub.head(kPath));
@@ -58,25 +49,14 @@ Result<FetchedBackbone> fetch_backbone(HttpsClient& hub, const fs::path& out) {
     const fs::path partial = out.string() + ".part";
     LINKCPP_TRY(PartialFile file, PartialFile::open(partial));
 
-    FetchedBackbone done;
-    for (bool resumed = file.n_bytes() > 0;; resumed = false) {
-        if (file.n_bytes() > whole.n_bytes) { LINKCPP_CHECK(file.clear()); }
-        LINKCPP_CHECK(fetch_rest(hub, whole, file, done.fetched));
-        LINKCPP_TRY(const Digest found, file.hash());
-        if (found == *hash) { break; }
-        LINKCPP_CHECK(file.clear());
-        if (!resumed) {
-            file.discard();
-            return fail(ErrorKind::corrupt, "the backbone that the hub has sent does not have its hash");
-        }
-        log_warn("{}: the beginning of another file; fetched anew", partial.string());
+    if (const Status fetched = fetch_all(hub, whole, *hash, file); !fetched) {
+        if (file.n_bytes() == 0) { file.discard(); }
+        return std::unexpected(fetched.error());
     }
     LINKCPP_CHECK(model::complete_backbone(file.fd(), partial.string(), whole.n_bytes, manifest));
     LINKCPP_CHECK(file.commit(out));
     std::error_code error;
-    done.apparent_bytes = fs::file_size(out, error);
-    done.bytes = whole.n_bytes;
-    return done;
+    return model::BackboneSize{.apparent_bytes = fs::file_size(out, error), .bytes = whole.n_bytes};
 }
 
 }  // namespace linkcpp::store

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/sha256.h"
 #include "net/socket.h"
+#include "store/slice_origin.h"
 
 namespace linkcpp::store {
 
@@ -31,6 +32,9 @@ class HttpsClient {
     HttpsClient(const HttpsClient&) = delete;
     HttpsClient& operator=(const HttpsClient&) = delete;
 
+    // Transfers end, with the error failed, within about a second once `stop` is requested.
+    void end_with(std::stop_token stop) { stop_ = std::move(stop); }
+
     // GET `path`, at most `limit` bytes. Errors: not_found (404), invalid (401 or 403; another key), overloaded (503),
     // corrupt (more than `limit` bytes), disconnected, timeout (nothing came for `stall`), failed; where the hub says
     // why, in its words.
@@ -45,7 +49,6 @@ class HttpsClient {
 
     // GET `path` from byte `from` on. `take` is given the bytes in their order and can stop it with an error.
     // Errors: as get(), those of `take`, corrupt (it is not `expected` any more, or does not have as many bytes).
-    using Take = std::function<Status(ByteView piece)>;
     Status fetch(const std::string& path, std::uint64_t from, const Head& expected, const Take& take);
 
     // PUT or DELETE `path`, with "?NAME=VALUE&…" behind it. Errors: as above, where the hub says why in its words.
@@ -63,6 +66,7 @@ class HttpsClient {
     std::unique_ptr<Handle> handle_;
     net::Address address_;
     std::string token_;
+    std::stop_token stop_;
 };
 
 }  // namespace linkcpp::store

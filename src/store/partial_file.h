@@ -20,6 +20,8 @@ class PartialFile {
     std::uint64_t n_bytes() const { return n_bytes_; }
     // Appends. Errors: failed (disk full).
     Status add(ByteView bytes);
+    // Whether that was ever an error.
+    bool disk_failed() const { return disk_failed_; }
     // Of all bytes, those of earlier processes, too.
     Result<Digest> hash();
     // What came was wrong: begins anew.
@@ -34,10 +36,12 @@ class PartialFile {
   private:
     PartialFile(UniqueFd fd, std::filesystem::path path, std::uint64_t n_bytes)
         : fd_(std::move(fd)), path_(std::move(path)), n_bytes_(n_bytes) {}
+    Status write(ByteView bytes);
 
     UniqueFd fd_;
     std::filesystem::path path_;
     std::uint64_t n_bytes_ = 0;
+    bool disk_failed_ = false;
     Sha256 hash_;  // of the first so many
     std::uint64_t n_hashed_ = 0;
 };

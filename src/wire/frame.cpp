@@ -14,8 +14,8 @@ Result<FrameHeader> decode_frame_header(std::span<const std::byte, FrameHeader::
     const auto type = load_le<std::uint16_t>(bytes.data() + 4);
     const auto flags = load_le<std::uint16_t>(bytes.data() + 6);
     if (type < static_cast<std::uint16_t>(FrameType::control) ||
-        type > static_cast<std::uint16_t>(FrameType::compute_answer)) {
-        return fail(ErrorKind::corrupt, "frame type: expected 1 to 3, got {}", type);
+        type > static_cast<std::uint16_t>(FrameType::slice_bytes)) {
+        return fail(ErrorKind::corrupt, "frame type: expected 1 to 4, got {}", type);
     }
     if (flags != 0) { return fail(ErrorKind::corrupt, "frame flags: expected 0, got {:#x}", flags); }
     if (payload_bytes > limit) {

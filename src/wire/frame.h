@@ -20,6 +20,7 @@ enum class FrameType : std::uint16_t {
     control = 1,          // a FlatBuffers Control message (control.h)
     compute_request = 2,  // compute.h
     compute_answer = 3,   // compute.h
+    slice_bytes = 4,      // bytes of a slice, as they are
 };
 
 struct FrameHeader {
@@ -32,6 +33,7 @@ struct FrameHeader {
 inline constexpr std::uint32_t kMaxHelloBytes = 64u << 10;
 inline constexpr std::uint32_t kMaxControlBytes = 32u << 20;
 inline constexpr std::uint32_t kMaxComputeBytes = 256u << 20;
+inline constexpr std::uint32_t kMaxSliceBytes = 256u << 10;   // of one frame between neighbours
 inline constexpr std::uint32_t kMinComputeLimit = 32u << 20;  // nobody may take less on a data link
 
 std::array<std::byte, FrameHeader::kBytes> encode(const FrameHeader& header);

@@ -22,7 +22,7 @@ TEST(Frame, payload_over_the_limit_is_corrupt) {
 }
 
 TEST(Frame, unknown_type_or_flag_is_corrupt) {
-    for (int type : {0, 4, 255}) {
+    for (int type : {0, 5, 255}) {
         auto bytes = encode(FrameHeader{0, FrameType::control});
         bytes[4] = static_cast<std::byte>(type);
         EXPECT_EQ(decode_frame_header(bytes, 100).error().kind, ErrorKind::corrupt) << type;

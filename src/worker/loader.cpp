@@ -1,6 +1,7 @@
 #include "worker/loader.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/log.h"
 #include "base/units.h"
@@ -24,6 +25,8 @@ void Loader::load(Assignment assignment) {
     thread_ = std::jthread([this, assignment = std::move(assignment)](const std::stop_token& stop) {
         const Status status = run(stop, assignment);
         client_.reset();  // an idle connection would hold a thread of the hub's, also when it wants to end
+        progress_.reset();
+        set_fetcher(nullptr);
         if (stop.stop_requested()) { return; }
         {
             const std::lock_guard lock(mutex_);
@@ -44,7 +47,50 @@ void Loader::load(Assignment assignment) {
 
 LoadState Loader::state() const {
     const std::lock_guard lock(mutex_);
-    return state_;
+    LoadState state = state_;
+    if (fetcher_) { state.fetching = fetcher_->state(); }
+    return state;
+}
+
+void Loader::set_fetcher(std::unique_ptr<store::Fetcher> fetcher) {
+    {
+        const std::lock_guard lock(mutex_);
+        fetcher_.swap(fetcher);
+    }
+    // The old one ends here, without the lock: its threads may take a moment.
+}
+
+std::shared_ptr<const store::Inventory> Loader::inventory(const Digest& model_id) const {
+    const std::lock_guard lock(mutex_);
+    return inventory_ && inventory_->model_id() == model_id ? inventory_ : nullptr;
+}
+
+// Everything that no later step has at hand. Neighbours are told of all of the model that is here.
+void Loader::start_fetching(const Assignment& assignment, const Wanted& wanted) {
+    const model::Manifest& manifest = *assignment.manifest;
+    auto inventory = std::make_shared<store::Inventory>(assignment.model_id, manifest.model.n_slices());
+    std::vector<store::Fetcher::Slice> slices;
+    std::set<Digest> all;
+    std::size_t index = 0;
+    for (std::size_t i = 0; i < manifest.slices.size(); ++i) {
+        const model::MoeLayer& layer = manifest.model.layers[i];
+        const auto found = wanted.find(layer.layer);
+        for (std::uint32_t expert = 0; expert < layer.n_expert; ++expert, ++index) {
+            const Digest& hash = manifest.slices[i][expert];
+            if (store_.has(hash)) { inventory->set_here(index); }
+            if (found == wanted.end() || !std::ranges::binary_search(found->second, expert)) { continue; }
+            all.insert(hash);
+            if (!engine_.holds(layer.layer, expert)) { slices.push_back({hash, layer.slice_bytes(), index}); }
+        }
+    }
+    store_.protect(std::move(all));
+    store_.remember(manifest);
+    {
+        const std::lock_guard lock(mutex_);
+        inventory_ = inventory;
+    }
+    set_fetcher(
+        std::make_unique<store::Fetcher>(store_, assignment.origin, neighbourhood_, std::move(inventory), slices));
 }
 
 Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
@@ -56,8 +102,9 @@ Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
     }
     client_ = std::make_unique<store::HttpsClient>(assignment.origin.address, assignment.origin.fingerprint,
                                                    assignment.origin.token);
+    client_->end_with(stop);
     // What is not wanted any more goes first: its memory may be needed.
-    std::map<std::uint32_t, std::vector<std::uint16_t>> wanted;
+    Wanted wanted;
     for (const wire::LayerExperts& layer : assignment.slices) { wanted[layer.layer] = layer.experts; }
     for (auto it = held_.begin(); it != held_.end();) {
         if (wanted.contains(it->first)) {
@@ -81,6 +128,8 @@ Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
         const std::lock_guard lock(mutex_);
         state_.total_bytes = total;
     }
+    start_fetching(assignment, wanted);
+    progress_.emplace("loading", total);
     for (const auto& [number, experts] : wanted) {
         if (held_[number] == experts) { continue; }
         if (stop.stop_requested()) { return fail(ErrorKind::failed, "replaced by a newer assignment"); }
@@ -105,8 +154,12 @@ Status Loader::load_layer(const std::stop_token& stop, const Assignment& assignm
                           std::span<const std::uint16_t> experts) {
     const auto source = [&](std::uint32_t number, std::uint32_t expert, std::span<std::byte> to) -> Status {
         LINKCPP_CHECK(read_slice(stop, assignment, number, expert, to));
-        const std::lock_guard lock(mutex_);
-        state_.done_bytes += to.size();
+        std::uint64_t done = 0;
+        {
+            const std::lock_guard lock(mutex_);
+            done = state_.done_bytes += to.size();
+        }
+        progress_->set(done);
         return {};
     };
     return engine_.hold(assignment.model_id.prefix(), layer, experts, source);
@@ -116,31 +169,40 @@ Status Loader::read_slice(const std::stop_token& stop, const Assignment& assignm
                           std::uint32_t expert, std::span<std::byte> to) {
     const Digest* hash = assignment.manifest->slice(layer, expert);
     if (hash == nullptr) { return fail(ErrorKind::corrupt, "slice {}/{} is not in the manifest", layer, expert); }
-    if (store_.has(*hash)) {
+    if (engine_.read(assignment.model_id.prefix(), layer, expert, to)) { return {}; }
+    const Status here = fetcher_->wait(*hash, stop);
+    if (!here && here.error().kind != ErrorKind::overloaded) { return here; }
+    if (here) {
         const Status status = store_.read(*hash, to);
         if (status) { return {}; }
-        log_warn("{}; fetched again", status.error().message);
+        note("a slice on disk was damaged, and is fetched again");
+    } else {
+        // It is as good without: only the next start has to fetch it again.
+        note(fmt::format("slices are not kept on disk: {}", here.error().message));
     }
-    std::size_t n_taken = 0;
-    LINKCPP_CHECK(client_->fetch(fmt::format("/slice/{}", hash->hex()), 0, {.n_bytes = to.size(), .tag = hash->hex()},
+    LINKCPP_CHECK(fetch(*hash, to));
+    if (const Status kept = here ? store_.put(*hash, to) : Status(); !kept) { note(kept.error().message); }
+    return {};
+}
+
+// What its user should know: the first of each assignment.
+void Loader::note(std::string text) {
+    const std::lock_guard lock(mutex_);
+    if (!state_.error.empty()) { return; }
+    log_warn("{}", text);
+    state_.error = std::move(text);
+}
+
+Status Loader::fetch(const Digest& hash, std::span<std::byte> to) {
+    std::size_t n_bytes = 0;
+    LINKCPP_CHECK(client_->fetch("/slice/" + hash.hex(), 0, {.n_bytes = to.size(), .tag = hash.hex()},
                                  [&](ByteView piece) -> Status {
-                                     if (stop.stop_requested()) {
-                                         return fail(ErrorKind::failed, "not wanted any more");
-                                     }
-                                     std::ranges::copy(piece, to.subspan(n_taken).begin());
-                                     n_taken += piece.size();
+                                     std::ranges::copy(piece, to.subspan(n_bytes).begin());
+                                     n_bytes += piece.size();
                                      return {};
                                  }));
-    if (const Status kept = store_.put(*hash, to); !kept) {
-        if (kept.error().kind == ErrorKind::corrupt) { return kept; }
-        // It is as good without: only the next start has to fetch it again.
-        const std::lock_guard lock(mutex_);
-        if (state_.error.empty()) {  // once for each assignment
-            state_.error = fmt::format("slices are not kept on disk: {}", kept.error().message);
-            log_warn("{}", state_.error);
-        }
-    }
-    return {};
+    if (sha256(to) == hash) { return {}; }
+    return fail(ErrorKind::corrupt, "slice {}: the bytes received have another hash", hash.hex().substr(0, 12));
 }
 
 }  // namespace linkcpp::worker

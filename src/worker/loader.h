@@ -1,5 +1,6 @@
-// Loading: brings the engine to hold exactly what the hub assigned, fetching slices that the store lacks. One thread of
-// its own, the loader thread; a newer assignment replaces one that is still under way.
+// Loading: brings the engine to hold exactly what the hub assigned. A slice that it holds already is moved, one that
+// the store has is read, others are fetched into the store first, ahead of their turn. One thread of its own, the
+// loader thread, and the fetcher's; a newer assignment replaces one that is still under way.
 #pragma once
 
 #include <atomic>
@@ -13,28 +14,23 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/progress.h"
 #include "expert/engine.h"
 #include "model/manifest.h"
 #include "net/wakeup.h"
+#include "store/fetcher.h"
 #include "store/https_client.h"
 #include "store/slice_store.h"
 #include "wire/control.h"
 
 namespace linkcpp::worker {
 
-// Where slices come from: the hub's HTTPS side.
-struct SliceOrigin {
-    net::Address address;
-    Digest fingerprint;
-    std::string token;
-};
-
 struct Assignment {
     std::uint32_t epoch = 0;
     std::shared_ptr<const model::Manifest> manifest;
     Digest model_id;
     wire::SliceSet slices;
-    SliceOrigin origin;
+    store::Origin origin;  // where slices come from: the hub's HTTPS side
 };
 
 struct LoadState {
@@ -44,42 +40,56 @@ struct LoadState {
     std::uint64_t bytes = 0;       // held
     std::uint64_t done_bytes = 0;  // of total_bytes, while loading
     std::uint64_t total_bytes = 0;
-    std::string error;    // why it has failed; or what else its user should know
-    Digest model_id;      // of what is held
-    wire::SliceSet held;  // that is computed with, also while other slices are loading
+    store::Fetcher::State fetching;  // of the slices that the store lacks
+    std::string error;               // why it has failed; or what else its user should know
+    Digest model_id;                 // of what is held
+    wire::SliceSet held;             // that is computed with, also while other slices are loading
 };
 
 class Loader {
   public:
-    Loader(expert::Engine& engine, const store::SliceStore& store) : engine_(engine), store_(store) {}
+    // All outlive it.
+    Loader(expert::Engine& engine, const store::SliceStore& store, const store::Neighbourhood& neighbourhood)
+        : engine_(engine), store_(store), neighbourhood_(neighbourhood) {}
     ~Loader();
 
     // From one thread. Starts at once.
     void load(Assignment assignment);
     // From any thread.
     LoadState state() const;
+    // From any thread: what the store has of that model; null when it is not the one that was assigned last.
+    std::shared_ptr<const store::Inventory> inventory(const Digest& model_id) const;
     // Signalled when an assignment is loaded or has failed.
     const net::Wakeup& on_done() const { return done_; }
 
   private:
     Status run(const std::stop_token& stop, const Assignment& assignment);
+    using Wanted = std::map<std::uint32_t, std::vector<std::uint16_t>>;  // experts, ascending, by layer
+    void start_fetching(const Assignment& assignment, const Wanted& wanted);
+    void set_fetcher(std::unique_ptr<store::Fetcher> fetcher);
     Status load_layer(const std::stop_token& stop, const Assignment& assignment, const model::MoeLayer& layer,
                       std::span<const std::uint16_t> experts);
     void publish_held();
     Status read_slice(const std::stop_token& stop, const Assignment& assignment, std::uint32_t layer,
                       std::uint32_t expert, std::span<std::byte> to);
+    Status fetch(const Digest& hash, std::span<std::byte> to);
+    void note(std::string text);
 
     expert::Engine& engine_;
     const store::SliceStore& store_;
+    const store::Neighbourhood& neighbourhood_;
     net::Wakeup done_;
-    mutable std::mutex mutex_;  // guards state_
+    mutable std::mutex mutex_;  // guards state_ and inventory_
     LoadState state_;
+    std::shared_ptr<store::Inventory> inventory_;
 
     // Of the loader thread alone.
     Digest model_id_;
-    std::map<std::uint32_t, std::vector<std::uint16_t>> held_;
+    Wanted held_;
     std::unique_ptr<store::HttpsClient> client_;
+    std::optional<Progress> progress_;
 
+    std::unique_ptr<store::Fetcher> fetcher_;  // made and ended by the loader thread, with mutex_ held
     std::jthread thread_;
 };
 

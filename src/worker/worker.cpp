@@ -55,8 +55,9 @@ Worker::Worker(WorkerOptions options, net::Identity identity, net::TlsContext tl
       identity_(std::move(identity)),
       tls_(std::move(tls)),
       store_(std::move(store)),
+      neighbourhood_(tls_),
       engine_(std::move(engine)),
-      loader_(*engine_, store_),
+      loader_(*engine_, store_, neighbourhood_),
       prober_(*engine_, server_),
       server_(*engine_, options_.limits) {}
 
@@ -67,11 +68,19 @@ Result<std::unique_ptr<Worker>> Worker::make(WorkerOptions options, net::Identit
     }
     LINKCPP_TRY(auto engine, expert::Engine::open(device, options.n_threads));
     LINKCPP_TRY(net::TlsContext tls, net::TlsContext::make(identity));
-    LINKCPP_TRY(store::SliceStore store, store::SliceStore::open(options.store_dir));
+    LINKCPP_TRY(store::SliceStore store, store::SliceStore::open(options.store_dir, options.store_limit));
     log_info("computing on {} ({}), {} for slices", device.name, device.description,
              format_bytes(options.memory_bytes));
-    return std::unique_ptr<Worker>(
+    std::unique_ptr<Worker> worker(
         new Worker(std::move(options), std::move(identity), std::move(tls), std::move(store), std::move(engine)));
+    if (const auto& address = worker->options_.offer_slices_at) {
+        LINKCPP_TRY(worker->neighbour_server_,
+                    store::NeighbourServer::start(
+                        *address, worker->tls_, worker->store_, worker->options_.neighbours, worker->refusals_,
+                        [raw = worker.get()](const Digest& model_id) { return raw->loader_.inventory(model_id); }));
+        log_info("offering slices to other workers at {}", worker->neighbour_server_->address().text());
+    }
+    return worker;
 }
 
 Status Worker::run(const std::stop_token& stop) {
@@ -107,6 +116,7 @@ Result<std::unique_ptr<net::Link>> Worker::join() {
     hello.backend = engine_->device().backend;
     hello.memory_bytes = options_.memory_bytes;
     hello.n_threads = engine_->n_threads();
+    if (neighbour_server_) { hello.slices_address = neighbour_server_->address().text(); }
     LINKCPP_TRY(net::Joined joined, net::join_hub(options_.hub, tls_, std::move(hello)));
     welcome_ = std::move(joined.welcome);
     return std::move(joined.link);
@@ -178,8 +188,26 @@ Status Worker::handle(const wire::ControlT& message) {
         log_warn("the hub says: {}", one_line(notice->text.substr(0, kMaxNotice)));
     } else if (const auto* coordinators = message.body.AsCoordinators()) {
         set_coordinators(*coordinators);
+    } else if (const auto* neighbours = message.body.AsNeighbours()) {
+        set_neighbours(*neighbours);
     }
     return {};
+}
+
+void Worker::set_neighbours(const fb::NeighboursT& neighbours) {
+    std::vector<store::Neighbour> offering;
+    std::set<Digest> keys;
+    for (const auto& neighbour : neighbours.neighbours) {
+        const auto key = Digest::from_hex(neighbour->id);
+        if (!key || *key == identity_.fingerprint()) { continue; }
+        keys.insert(*key);
+        auto address = net::parse_address(neighbour->address);
+        if (address && address->port != 0) {
+            offering.push_back({*key, one_line(neighbour->name), *std::move(address)});
+        }
+    }
+    neighbourhood_.set(std::move(offering));
+    if (neighbour_server_) { neighbour_server_->admit(std::move(keys)); }
 }
 
 Status Worker::assign(const fb::AssignT& assign) {
@@ -292,6 +320,10 @@ Status Worker::report(net::Link& hub, std::uint64_t sequence, bool first) {
     shard.bytes = state.bytes;
     shard.done_bytes = state.done_bytes;
     shard.total_bytes = state.total_bytes;
+    shard.fetched_bytes = state.fetching.n_bytes;
+    shard.fetch_bytes = state.fetching.total_bytes;
+    shard.fetch_rate = state.fetching.bytes_per_second;
+    shard.from_neighbours = state.fetching.from_neighbours;
     shard.error = state.error;
     LINKCPP_CHECK(net::send_message(hub, std::move(shard)));
     const ServerStats& s = server_.stats();
@@ -307,6 +339,7 @@ Status Worker::report(net::Link& hub, std::uint64_t sequence, bool first) {
     stats.expired = s.expired;
     stats.stale = s.stale;
     stats.turned_away = net::turned_away(refusals_);
+    stats.slices_out = neighbour_server_ ? neighbour_server_->bytes_sent() : 0;
     stats.resident_bytes = resident_bytes();
     return net::send_message(hub, stats);
 }

@@ -2,7 +2,8 @@
 // but "these rows through these experts of this layer of this model".
 //
 // Threads: the caller of run() is the control thread (hub link, dialling coordinators, heartbeats); the data thread
-// (server.h) computes; the loader thread (loader.h) fetches and loads.
+// (server.h) computes; the loader thread (loader.h) loads, and the fetcher's fetch; the neighbours' thread
+// (store/neighbour_server.h) offers slices to other workers.
 #pragma once
 
 #include <atomic>
@@ -10,6 +11,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <stop_token>
 #include <string>
@@ -24,6 +26,8 @@
 #include "net/identity.h"
 #include "net/join_line.h"
 #include "net/link.h"
+#include "store/neighbour.h"
+#include "store/neighbour_server.h"
 #include "store/slice_store.h"
 #include "worker/loader.h"
 #include "worker/prober.h"
@@ -39,6 +43,9 @@ struct WorkerOptions {
     unsigned n_threads = 0;          // 0: all processors
     std::uint64_t memory_bytes = 0;  // for slices; 0: most of what is free
     std::filesystem::path store_dir;
+    std::uint64_t store_limit = 0;                // bytes of slices in it; 0: no limit
+    std::optional<net::Address> offer_slices_at;  // where neighbours reach this worker; nothing: they do not
+    store::NeighbourServer::Limits neighbours;
     std::size_t max_programs = 64;  // that it keeps links to
     Server::Limits limits;          // of each of these
 };
@@ -68,6 +75,7 @@ class Worker {
     Status handle(const wire::ControlT& message);
     Status assign(const wire::fb::AssignT& assign);
     void set_coordinators(const wire::fb::CoordinatorsT& coordinators);
+    void set_neighbours(const wire::fb::NeighboursT& neighbours);
     // Tries one coordinator that has no link, if it is time to.
     void dial();
     Status dial_one(const wire::fb::CoordinatorT& coordinator, const std::shared_ptr<std::atomic<bool>>& alive);
@@ -79,6 +87,7 @@ class Worker {
     net::Identity identity_;
     net::TlsContext tls_;
     store::SliceStore store_;
+    store::Neighbourhood neighbourhood_;
     std::unique_ptr<expert::Engine> engine_;
     Loader loader_;
     Prober prober_;  // before the server, which ends first
@@ -93,7 +102,8 @@ class Worker {
     std::map<std::string, Peer> peers_;  // by coordinator id
     std::set<std::string> left_out_;     // coordinators beyond those that are served
     Refusals refusals_;
-    std::uint64_t asked_ = 0;  // sequence of the hub's last question
+    std::uint64_t asked_ = 0;                                   // sequence of the hub's last question
+    std::unique_ptr<store::NeighbourServer> neighbour_server_;  // last: uses most of the above; null: offers nothing
 };
 
 }  // namespace linkcpp::worker
