@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
 
+import fetching  # beside this file
+
 PROMPT, GENERATE = 512, 64
 ROUNDS = 5
 
@@ -462,7 +464,9 @@ def losing_rpc(model, prompt, number):
 
 
 def main():
-    parts = {"dispatch": dispatch, "decode": decode, "slicing": slicing, "wire": wire, "loading": loading, "losing": losing, "trust": trust}
+    parts = {"dispatch": dispatch, "decode": decode, "slicing": slicing, "wire": wire, "loading": loading, "losing": losing, "trust": trust,
+             "fetching": lambda bin_path, folder: fetching.fetching(bin_path, folder, row),
+             "sharing": lambda bin_path, folder: fetching.sharing(bin_path, folder, row)}
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", type=Path, required=True)
     parser.add_argument("--json", type=Path)

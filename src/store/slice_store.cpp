@@ -212,11 +212,12 @@ fs::path SliceStore::manifest_path(const Digest& model_id) const {
 }
 
 void SliceStore::remember(const model::Manifest& manifest) const {
-    const fs::path path = manifest_path(manifest.id());
+    const std::string json = manifest.to_json();
+    const fs::path path = manifest_path(sha256(as_bytes(json)));
+    if (const auto here = read_file(path, model::kMaxManifestBytes); here && *here == json) { return; }
     std::error_code error;
-    if (fs::exists(path, error)) { return; }
     fs::create_directories(path.parent_path(), error);
-    const Status written = write_file_atomically(path, manifest.to_json(), 0444, AtomicFile::Flush::no);
+    const Status written = write_file_atomically(path, json, 0444, AtomicFile::Flush::no);
     if (!written) { log_warn("store: {}", written.error().message); }
 }
 

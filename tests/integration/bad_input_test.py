@@ -214,8 +214,9 @@ class FullDisk(SwarmTest):
         status = self.swarm.wait_covered()
         self.assertRegex(status["workers"][0]["error"], "not kept on disk.*([Nn]o space left|full)")
         self.assertIn("not kept on disk", self.swarm.linkcpp("status").out().decode())
-        # Whole slices may stay: they are good. Parts may not.
-        self.assertEqual([name for name in self.files() if not re.fullmatch("[0-9a-f]{64}", name)], [])
+        # Whole slices may stay, and what model they are of: they are good. Parts may not.
+        self.assertEqual([name for name in self.files() if not re.fullmatch("[0-9a-f]{64}([.]json)?", name)], [])
+        self.assertEqual(list((self.disk / "store" / "partial").iterdir()), [])
 
 
 class Disk(SwarmTest):

@@ -1,7 +1,8 @@
 """Hosts with addresses of their own, for what loopback cannot show: partitions, half-open links, long ways.
 
 A host is a network namespace, joined to this machine by a virtual cable, or by tests/tools/link_emulator, which gives the
-way a length. Needs root; what is made is removed by close(), and by the kernel with the namespace.
+way a length; or one of several on a Lan, each with a line of its own. Needs root; what is made is removed by close(), and by
+the kernel with the namespace.
 """
 
 import itertools
@@ -89,3 +90,39 @@ class Host:
         # Processes in it hold the namespace, not its name.
         wait_for(lambda: not subprocess.run(["ip", "netns", "delete", self.namespace], capture_output=True).returncode,
                  10, f"the end of {self.namespace}")
+
+
+class Lan:
+    """Hosts on one switch, which is this machine: it has the address `here` there."""
+
+    def __init__(self):
+        self._number = next(_numbers)
+        self._bridge = f"lk{os.getpid() % 100000}s{self._number}"
+        self._subnet = f"10.{77 + os.getpid() % 100}.{self._number}"
+        self.here = f"{self._subnet}.254"
+        self._namespaces = []
+        _run("ip", "link", "add", self._bridge, "type", "bridge")
+        _run("ip", "address", "add", f"{self.here}/24", "dev", self._bridge)
+        _run("ip", "link", "set", self._bridge, "up")
+
+    def host(self, rate=None):
+        """(what starts a program there, its address). `rate`: Mbit/s of what it sends."""
+        n = len(self._namespaces) + 1
+        namespace, near, far = f"{self._bridge}n{n}", f"{self._bridge}a{n}", f"{self._bridge}b{n}"
+        self._namespaces.append(namespace)
+        inside = ["ip", "netns", "exec", namespace]
+        _run("ip", "netns", "add", namespace)
+        _run("ip", "link", "add", near, "type", "veth", "peer", "name", far, "netns", namespace)
+        _run("ip", "link", "set", near, "master", self._bridge, "up")
+        _run(*inside, "ip", "link", "set", "lo", "up")
+        _run(*inside, "ip", "address", "add", f"{self._subnet}.{n}/24", "dev", far)
+        _run(*inside, "ip", "link", "set", far, "up")
+        if rate is not None:
+            _run(*inside, "tc", "qdisc", "add", "dev", far, "root", "tbf", "rate", f"{rate}mbit", "burst", "256kb", "latency", "50ms")
+        return inside, f"{self._subnet}.{n}"
+
+    def close(self):
+        for namespace in self._namespaces:
+            wait_for(lambda: not subprocess.run(["ip", "netns", "delete", namespace], capture_output=True).returncode, 10,
+                     f"the end of {namespace}")
+        subprocess.run(["ip", "link", "delete", self._bridge], capture_output=True)
