@@ -35,7 +35,7 @@ def manifest_seconds(bin_path, layer, folder):
 
 
 NGINX = """
-worker_processes 1; daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx.err;
+user root; worker_processes 1; daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx.err;
 events {{}}
 http {{
   access_log off; client_body_temp_path {folder}/t1; proxy_temp_path {folder}/t2; fastcgi_temp_path {folder}/t3;

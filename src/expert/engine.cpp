@@ -11,8 +11,10 @@
 #include <ggml.h>
 
 #include "base/platform.h"
+#include "base/progress.h"
 #include "base/units.h"
 #include "expert/ffn.h"
+#include "model/parallel.h"
 
 namespace linkcpp::expert {
 namespace {
@@ -233,7 +235,7 @@ void Engine::drop(std::uint32_t layer) {
 }
 
 Status Engine::hold(std::uint64_t model, const MoeLayer& layer, std::span<const std::uint16_t> experts,
-                    const SliceSource& source) {
+                    const SliceSource& source, unsigned n_threads) {
     auto held = std::make_shared<Layer>();
     held->model = model;
     held->layer = layer;
@@ -250,18 +252,21 @@ Status Engine::hold(std::uint64_t model, const MoeLayer& layer, std::span<const 
     Bytes aside(held->slices ? 0 : slice_bytes);
     auto* const first =
         held->slices ? static_cast<std::byte*>(ggml_backend_buffer_get_base(held->slices.get())) : aside.data();
-    for (std::size_t i = 0; i < experts.size(); ++i) {
-        const std::span<std::byte> slice(first + i * held->stride, slice_bytes);
-        LINKCPP_CHECK(source(layer.layer, experts[i], slice));
-        std::size_t offset = 0;
-        for (const model::ExpertTensor& tensor : layer.tensors) {
-            if (!held->slices || !model::is_weight(tensor.role)) {
-                ggml_backend_tensor_set(held->tensors[tensor.role], slice.data() + offset, i * tensor.slab_bytes,
-                                        tensor.slab_bytes);
+    Progress quiet("", 0, Progress::Unit::items, true);
+    LINKCPP_CHECK(model::for_all(
+        experts.size(), held->slices ? n_threads : 1, quiet, [&](std::size_t i) -> Result<std::uint64_t> {
+            const std::span<std::byte> slice(first + i * held->stride, slice_bytes);
+            LINKCPP_CHECK(source(layer.layer, experts[i], slice));
+            std::size_t offset = 0;
+            for (const model::ExpertTensor& tensor : layer.tensors) {
+                if (!held->slices || !model::is_weight(tensor.role)) {
+                    ggml_backend_tensor_set(held->tensors.at(tensor.role), slice.data() + offset, i * tensor.slab_bytes,
+                                            tensor.slab_bytes);
+                }
+                offset += tensor.slab_bytes;
             }
-            offset += tensor.slab_bytes;
-        }
-    }
+            return 1;
+        }));
     put(layer.layer, std::move(held));
     return {};
 }

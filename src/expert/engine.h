@@ -37,7 +37,7 @@ struct Batch {
     std::optional<model::Role> product;  // nothing: the whole FFN, and n_in and n_out are n_embd
 };
 
-// Fills `to` with the slice (layer, expert): MoeLayer::slice_bytes() bytes.
+// Fills `to` with the slice (layer, expert): MoeLayer::slice_bytes() bytes. Called from several threads at once.
 using SliceSource = std::function<Status(std::uint32_t layer, std::uint32_t expert, std::span<std::byte> to)>;
 
 // The rows {n_out, n} of the pairs first, first + 1, …, first + n - 1.
@@ -60,11 +60,11 @@ class Engine {
     Engine& operator=(const Engine&) = delete;
 
     // Makes `experts` (ascending, at least one) of `model` what is held of that layer, in the place of what was. A CPU
-    // computes from where `source` has written to. On an error what was held stays. Errors: those of `source`,
-    // unsupported (the device cannot compute this type), overloaded (not enough memory on the device), not_found (no
-    // such expert).
+    // computes from where `source` has written to. On an error what was held stays. `n_threads` call `source`, if
+    // slices have a place of their own (on a CPU); 0: all processors. Errors: those of `source`, unsupported (the
+    // device cannot compute this type), overloaded (not enough memory on the device), not_found (no such expert).
     Status hold(std::uint64_t model, const model::MoeLayer& layer, std::span<const std::uint16_t> experts,
-                const SliceSource& source);
+                const SliceSource& source, unsigned n_threads = 1);
     void drop(std::uint32_t layer);
     // Fills `to` with a slice that is held of that model: the bytes that `source` gave. May be called by whoever calls
     // hold(), also from its source. Errors: not_found.

@@ -128,6 +128,7 @@ Status Loader::run(const std::stop_token& stop, const Assignment& assignment) {
         const std::lock_guard lock(mutex_);
         state_.total_bytes = total;
     }
+    serves_ = std::ranges::any_of(held_, [](const auto& layer) { return !layer.second.empty(); });
     start_fetching(assignment, wanted);
     progress_.emplace("loading", total);
     for (const auto& [number, experts] : wanted) {
@@ -154,15 +155,13 @@ Status Loader::load_layer(const std::stop_token& stop, const Assignment& assignm
                           std::span<const std::uint16_t> experts) {
     const auto source = [&](std::uint32_t number, std::uint32_t expert, std::span<std::byte> to) -> Status {
         LINKCPP_CHECK(read_slice(stop, assignment, number, expert, to));
-        std::uint64_t done = 0;
-        {
-            const std::lock_guard lock(mutex_);
-            done = state_.done_bytes += to.size();
-        }
-        progress_->set(done);
+        const std::lock_guard lock(mutex_);
+        state_.done_bytes += to.size();
+        progress_->set(state_.done_bytes);
         return {};
     };
-    return engine_.hold(assignment.model_id.prefix(), layer, experts, source);
+    // Whoever computes already needs the other processors for that.
+    return engine_.hold(assignment.model_id.prefix(), layer, experts, source, serves_ ? 1 : 0);
 }
 
 Status Loader::read_slice(const std::stop_token& stop, const Assignment& assignment, std::uint32_t layer,
@@ -194,6 +193,7 @@ void Loader::note(std::string text) {
 }
 
 Status Loader::fetch(const Digest& hash, std::span<std::byte> to) {
+    const std::lock_guard lock(client_mutex_);
     std::size_t n_bytes = 0;
     LINKCPP_CHECK(client_->fetch("/slice/" + hash.hex(), 0, {.n_bytes = to.size(), .tag = hash.hex()},
                                  [&](ByteView piece) -> Status {

@@ -85,9 +85,11 @@ class Loader {
 
     // Of the loader thread alone.
     Digest model_id_;
+    bool serves_ = false;  // it held something when this assignment came
     Wanted held_;
+    std::mutex client_mutex_;  // guards client_ while slices are read by several threads
     std::unique_ptr<store::HttpsClient> client_;
-    std::optional<Progress> progress_;
+    std::optional<Progress> progress_;  // drawn with mutex_ held
 
     std::unique_ptr<store::Fetcher> fetcher_;  // made and ended by the loader thread, with mutex_ held
     std::jthread thread_;
