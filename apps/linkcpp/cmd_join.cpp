@@ -30,6 +30,7 @@ struct JoinArguments {
     std::string store;
     std::uint64_t store_limit = 0;
     std::string listen;
+    bool mmap = false;
     unsigned n_threads = 0;
     std::size_t max_programs = worker::WorkerOptions().max_programs;
     worker::Server::Limits limits;
@@ -94,6 +95,7 @@ Status join(const JoinArguments& options) {
     }
     LINKCPP_TRY(worker.store_dir, store_folder(options.store));
     worker.store_limit = options.store_limit;
+    worker.mmap = options.mmap;
     if (!options.listen.empty()) { LINKCPP_TRY(worker.offer_slices_at, net::parse_address(options.listen)); }
     LINKCPP_TRY(OwnIdentity own, own_identity(clean_name(options.name.empty() ? host_name() : options.name)));
     worker.name = own.name;
@@ -138,6 +140,10 @@ void add_join(CLI::App& app) {
                      "(default: no limit)")
         ->transform(is_size(1, UINT64_MAX))
         ->type_name("SIZE");
+    command->add_flag(
+        "--mmap", options->mmap,
+        "Compute with slices where they lie in the store, without a copy in memory: for more than fits, and "
+        "slower");
     command->add_option("--listen", options->listen,
                         "Offer slices to other workers of the swarm here, HOST or HOST:PORT, such as 0.0.0.0 (default: "
                         "only fetch, and listen nowhere)");

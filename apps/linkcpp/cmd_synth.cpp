@@ -24,6 +24,7 @@ struct SynthArguments {
     std::optional<std::uint64_t> seed;
     std::string types;
     bool header_only = false;
+    bool sparse = false;
     bool experts_only = false;
 };
 
@@ -65,6 +66,7 @@ Result<SynthOptions> to_synth(const SynthArguments& options) {
     synth.n_ff = options.n_ff.value_or(synth.n_ff);
     synth.seed = options.seed.value_or(synth.seed);
     synth.header_only |= options.header_only;
+    synth.sparse |= options.sparse;
     synth.experts_only |= options.experts_only;
     if (!options.types.empty()) { LINKCPP_CHECK(set_types(options.types, synth)); }
     return synth;
@@ -95,8 +97,13 @@ void add_synth(CLI::App& app) {
     command->add_option("--ff", options->n_ff, "n_ff of one expert");
     command->add_option("--types", options->types, "Type of the experts, or of gate,up,down (default: q4_K)");
     command->add_option("--seed", options->seed, "Another number, other weights");
-    command->add_flag("--header-only", options->header_only,
-                      "Leave the weights out: a sparse file of full apparent size");
+    auto* header_only = command->add_flag("--header-only", options->header_only,
+                                          "Leave the weights out: a sparse file of full apparent size");
+    command
+        ->add_flag("--sparse", options->sparse,
+                   "Leave most of the weights out, so that a large model fits a small disk: of each expert there is a "
+                   "page, and the routers choose")
+        ->excludes(header_only);
     command->add_flag("--experts-only", options->experts_only,
                       "Only the routed experts' tensors, which llama.cpp cannot run");
     command->footer(

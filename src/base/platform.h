@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -38,6 +40,30 @@ std::optional<std::uint32_t> peer_uid(int socket_fd);
 // Asks for large pages behind memory that will be filled soon and read often: far fewer faults and translations. A
 // wish.
 void prefer_large_pages(void* address, std::size_t n_bytes);
+
+std::size_t page_bytes();
+
+// Addresses that belong to nobody else, with nothing behind them until something is put there; whole pages. Freed, with
+// all that was put there, at its end.
+class AddressSpace {
+  public:
+    // Errors: overloaded (no room for so many addresses).
+    static Result<AddressSpace> reserve(std::size_t n_bytes);
+    AddressSpace(AddressSpace&& other) noexcept
+        : base_(std::exchange(other.base_, nullptr)), n_bytes_(std::exchange(other.n_bytes_, 0)) {}
+    AddressSpace& operator=(AddressSpace&&) = delete;
+    ~AddressSpace();
+    std::byte* base() const { return base_; }
+
+  private:
+    AddressSpace(std::byte* base, std::size_t n_bytes) : base_(base), n_bytes_(n_bytes) {}
+    std::byte* base_;
+    std::size_t n_bytes_;
+};
+// At addresses of such a space, `at` beginning with a page. A file: read-only, and its bytes as they are on disk; who
+// cuts it short ends this process. Memory: zeros that can be written. Errors: overloaded.
+Status map_file(int fd, std::span<std::byte> at);
+Status map_memory(std::span<std::byte> at);
 
 // Copies `length` bytes between files at the same or different offsets, inside the kernel where it can.
 Status copy_range(int from, std::uint64_t from_offset, int to, std::uint64_t to_offset, std::uint64_t length,

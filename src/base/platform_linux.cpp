@@ -5,6 +5,7 @@
 #include <charconv>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <thread>
 #include <vector>
@@ -139,8 +140,36 @@ Result<fs::path> runtime_dir() {
     return user_dir("XDG_RUNTIME_DIR", ".local/state", "run");
 }
 
+std::size_t page_bytes() {
+    return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+Result<AddressSpace> AddressSpace::reserve(std::size_t n_bytes) {
+    // Without access nothing is promised: such addresses count nowhere as memory.
+    void* base = ::mmap(nullptr, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) { return fail(ErrorKind::overloaded, "no room for {} bytes of addresses", n_bytes); }
+    return AddressSpace(static_cast<std::byte*>(base), n_bytes);
+}
+
+AddressSpace::~AddressSpace() {
+    if (base_ != nullptr) { ::munmap(base_, n_bytes_); }
+}
+
+Status map_file(int fd, std::span<std::byte> at) {
+    if (::mmap(at.data(), at.size(), PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED) { return {}; }
+    return fail(ErrorKind::overloaded, "a file of {} bytes cannot be mapped: {}", at.size(), std::strerror(errno));
+}
+
+Status map_memory(std::span<std::byte> at) {
+    if (::mmap(at.data(), at.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) !=
+        MAP_FAILED) {
+        return {};
+    }
+    return fail(ErrorKind::overloaded, "no room for {} bytes of memory: {}", at.size(), std::strerror(errno));
+}
+
 void prefer_large_pages(void* address, std::size_t n_bytes) {
-    const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+    const std::uintptr_t page = page_bytes();
     const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(address) + page - 1) / page * page;
     const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(address) + n_bytes) / page * page;
     if (begin < end) { ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE); }

@@ -98,8 +98,9 @@ struct Engine::Layer {
     MoeLayer layer;
     std::vector<std::int32_t> local;  // the model's expert id → position in the tensors, -1: not held
     ggml_context_ptr context;
-    ggml_backend_buffer_ptr slices;  // whole slices, the weights in them; none: all is in `buffer`
-    std::size_t stride = 0;          // from one slice to the next; 0 without them
+    std::optional<AddressSpace> addresses;  // where `slices` are mapped, not copied; ends after them
+    ggml_backend_buffer_ptr slices;         // whole slices, the weights in them; none: all is in `buffer`
+    std::size_t stride = 0;                 // from one slice to the next; 0 without them
     ggml_backend_buffer_ptr buffer;
     FfnTensors tensors;
     std::map<Shape, std::unique_ptr<Graph>> graphs;
@@ -153,14 +154,20 @@ Status Engine::start() {
     return {};
 }
 
-Status Engine::make_tensors(Layer& held, std::uint32_t n_local) {
+Status Engine::make_tensors(Layer& held, std::uint32_t n_local, bool mapped) {
     held.context = make_context(kMaxTensors, false);
     for (const model::ExpertTensor& tensor : held.layer.tensors) {
         const auto [a, b, c] = tensor.shape_with(n_local);
         held.tensors[tensor.role] = ggml_new_tensor_3d(held.context.get(), tensor.type, a, b, c);
         held.bytes += tensor.slab_bytes * n_local;
     }
-    if (host_memory_ && are_aligned_in_slice(held.layer)) { LINKCPP_CHECK(place_in_slices(held, n_local)); }
+    const bool in_slices = host_memory_ && are_aligned_in_slice(held.layer);
+    if (mapped && !in_slices) {
+        return fail(ErrorKind::unsupported,
+                    "device {}: layer {} cannot be computed with where it lies on disk; leave out --mmap", device_.name,
+                    held.layer.layer);
+    }
+    if (in_slices) { LINKCPP_CHECK(place_in_slices(held, n_local, mapped)); }
     // Allocates what has no place yet.
     if (std::ranges::any_of(held.tensors, [](const auto& entry) { return entry.second->data == nullptr; })) {
         held.buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(held.context.get(),
@@ -171,15 +178,33 @@ Status Engine::make_tensors(Layer& held, std::uint32_t n_local) {
     return check_operations(held);
 }
 
-// Gives the weights their places in an array of slices: from one expert to the next it is a whole slice.
-Status Engine::place_in_slices(Layer& held, std::uint32_t n_local) {
-    held.stride = GGML_PAD(held.layer.slice_bytes(), kWeightAlignment);
-    const std::size_t bytes = n_local * held.stride;
-    held.slices.reset(ggml_backend_buft_alloc_buffer(ggml_backend_get_default_buffer_type(backend_), bytes));
+// Memory for an array of slices, or addresses that they are mapped to.
+Status Engine::allocate_slices(Layer& held, std::size_t n_bytes, bool mapped) {
+    if (mapped) {
+        ggml_backend_dev_props properties{};
+        ggml_backend_dev_get_props(device_.handle, &properties);
+        if (!properties.caps.buffer_from_host_ptr) {
+            return fail(ErrorKind::unsupported, "device {}: cannot compute with what lies on disk; leave out --mmap",
+                        device_.name);
+        }
+        LINKCPP_TRY(AddressSpace addresses, AddressSpace::reserve(n_bytes));
+        held.addresses.emplace(std::move(addresses));
+        held.slices.reset(
+            ggml_backend_dev_buffer_from_host_ptr(device_.handle, held.addresses->base(), n_bytes, n_bytes));
+    } else {
+        held.slices.reset(ggml_backend_buft_alloc_buffer(ggml_backend_get_default_buffer_type(backend_), n_bytes));
+    }
     if (!held.slices) { return no_room(held); }
     ggml_backend_buffer_set_usage(held.slices.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    if (!mapped) { prefer_large_pages(ggml_backend_buffer_get_base(held.slices.get()), n_bytes); }
+    return {};
+}
+
+// Gives the weights their places in an array of slices: from one expert to the next it is a whole slice.
+Status Engine::place_in_slices(Layer& held, std::uint32_t n_local, bool mapped) {
+    held.stride = GGML_PAD(held.layer.slice_bytes(), mapped ? page_bytes() : kWeightAlignment);
+    LINKCPP_CHECK(allocate_slices(held, n_local * held.stride, mapped));
     auto* base = static_cast<std::byte*>(ggml_backend_buffer_get_base(held.slices.get()));
-    prefer_large_pages(base, bytes);
     std::size_t offset = 0;
     for (const model::ExpertTensor& tensor : held.layer.tensors) {
         if (model::is_weight(tensor.role)) {
@@ -236,6 +261,16 @@ void Engine::drop(std::uint32_t layer) {
 
 Status Engine::hold(std::uint64_t model, const MoeLayer& layer, std::span<const std::uint16_t> experts,
                     const SliceSource& source, unsigned n_threads) {
+    return hold(model, layer, experts, false, source, n_threads);
+}
+
+Status Engine::hold_mapped(std::uint64_t model, const MoeLayer& layer, std::span<const std::uint16_t> experts,
+                           const SliceSource& source, unsigned n_threads) {
+    return hold(model, layer, experts, true, source, n_threads);
+}
+
+Status Engine::hold(std::uint64_t model, const MoeLayer& layer, std::span<const std::uint16_t> experts, bool mapped,
+                    const SliceSource& source, unsigned n_threads) {
     auto held = std::make_shared<Layer>();
     held->model = model;
     held->layer = layer;
@@ -246,7 +281,7 @@ Status Engine::hold(std::uint64_t model, const MoeLayer& layer, std::span<const 
         }
         held->local[experts[i]] = static_cast<std::int32_t>(i);
     }
-    LINKCPP_CHECK(make_tensors(*held, static_cast<std::uint32_t>(experts.size())));
+    LINKCPP_CHECK(make_tensors(*held, static_cast<std::uint32_t>(experts.size()), mapped));
     const std::size_t slice_bytes = layer.slice_bytes();
     // Without an array of slices (stride 0) each is read to the same place aside.
     Bytes aside(held->slices ? 0 : slice_bytes);

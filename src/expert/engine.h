@@ -65,6 +65,11 @@ class Engine {
     // device cannot compute this type), overloaded (not enough memory on the device), not_found (no such expert).
     Status hold(std::uint64_t model, const model::MoeLayer& layer, std::span<const std::uint16_t> experts,
                 const SliceSource& source, unsigned n_threads = 1);
+    // The same without memory of its own: `source` is given addresses of an AddressSpace (base/platform.h), each
+    // slice's beginning with a page, and maps something there. Errors: also unsupported (a device, or a layer, that
+    // cannot be computed with where it lies).
+    Status hold_mapped(std::uint64_t model, const model::MoeLayer& layer, std::span<const std::uint16_t> experts,
+                       const SliceSource& source, unsigned n_threads = 1);
     void drop(std::uint32_t layer);
     // Fills `to` with a slice that is held of that model: the bytes that `source` gave. May be called by whoever calls
     // hold(), also from its source. Errors: not_found.
@@ -95,9 +100,12 @@ class Engine {
 
     Engine(Device device, unsigned n_threads);
     Status start();
-    Status make_tensors(Layer& held, std::uint32_t n_local);
+    Status hold(std::uint64_t model, const model::MoeLayer& layer, std::span<const std::uint16_t> experts, bool mapped,
+                const SliceSource& source, unsigned n_threads);
+    Status make_tensors(Layer& held, std::uint32_t n_local, bool mapped);
     std::unexpected<Error> no_room(const Layer& held) const;
-    Status place_in_slices(Layer& held, std::uint32_t n_local);
+    Status place_in_slices(Layer& held, std::uint32_t n_local, bool mapped);
+    Status allocate_slices(Layer& held, std::size_t n_bytes, bool mapped);
     Status check_operations(const Layer& held) const;
     static Status check(const Layer& held, const Batch& batch);
     struct Shape;

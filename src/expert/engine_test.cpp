@@ -8,8 +8,11 @@
 #include <numeric>
 #include <random>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include "base/file.h"
+#include "base/platform.h"
 #include "expert/half.h"
 #include "expert/metrics.h"
 #include "expert/reference.h"
@@ -123,6 +126,28 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{"Q8_0", GGML_TYPE_Q8_0, false, 2e-4}, Shape{"Q4_K", GGML_TYPE_Q4_K, false, 1e-3},
                     Shape{"Q6_K", GGML_TYPE_Q6_K, false, 1e-3}, Shape{"Q8_0_merged", GGML_TYPE_Q8_0, true, 2e-4}),
     [](const auto& param) { return std::string(param.param.name); });
+
+TEST_P(EngineTest, computes_the_same_from_slices_that_are_mapped) {
+    const std::vector<Pair> pairs{{0, 7, 0}, {1, 0, 0}, {2, 3, 0}, {2, 5, 0}};
+    const std::vector<float> copied = compute(rows_, pairs);
+    const std::uintptr_t page = page_bytes();
+    const auto map = [&](std::uint32_t, std::uint32_t e, std::span<std::byte> to) -> Status {
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(to.data()) % page, 0u);
+        const UniqueFd fd(::open((folder_ / fmt::format("slice-{}", e)).c_str(), O_RDONLY));
+        return map_file(fd.get(), to);
+    };
+    for (std::uint16_t e = 0; e < kExperts; ++e) {
+        folder_.write(fmt::format("slice-{}", e), model::read_slice(*file_, layer_, e).value());
+    }
+    const Status held = engine_->hold_mapped(kModel, layer_, std::vector<std::uint16_t>{0, 3, 5, 7}, map, 2);
+    ASSERT_TRUE(held) << held.error().message;
+    EXPECT_EQ(compute(rows_, pairs), copied);
+    Bytes again(layer_.slice_bytes());
+    ASSERT_TRUE(engine_->read(kModel, layer_.layer, 5, again));
+    EXPECT_EQ(again, model::read_slice(*file_, layer_, 5).value());
+    EXPECT_EQ(engine_->read(kModel, layer_.layer, 6, again).error().kind, ErrorKind::not_found);
+    EXPECT_EQ(engine_->read(kModel + 1, layer_.layer, 5, again).error().kind, ErrorKind::not_found);
+}
 
 TEST_P(EngineTest, agrees_with_double_precision_on_every_expert) {
     for (std::uint16_t e = 0; e < kExperts; ++e) {

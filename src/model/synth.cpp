@@ -21,6 +21,7 @@ namespace {
 // Root mean square of silu(x) y for x, y of unit normal distribution (numerical integration).
 constexpr double kSwigluScale = 0.5965;
 constexpr std::uint64_t kChunkBytes = 4u << 20;
+constexpr std::uint64_t kPageBytes = 4u << 10;
 constexpr std::uint32_t kMinVocab = 300;
 // LLAMA_MAX_LAYERS and LLAMA_MAX_EXPERTS of llama.cpp's src/llama-hparams.h.
 constexpr std::uint32_t kLlamaMaxLayers = 512;
@@ -84,12 +85,26 @@ class Synth {
             .type = type, .n_columns = ne[0], .deviation = deviation, .mean = mean, .key = key_of(o_.seed, name)};
         if (Status status = weights.check(); !status) { return fail_with(name, std::move(status).error()); }
         LINKCPP_CHECK(writer_.add_tensor(name, type, ne));
-        weights_.push_back(weights);
+        weights_.push_back({weights, static_cast<std::uint64_t>(ne[1] * ne[2])});
         return {};
     }
 
     Status add_matrix(const std::string& name, std::uint32_t n_in, std::uint32_t n_out, double deviation) {
-        return add(name, o_.dense_type, {n_in, n_out, 1, 1}, deviation);
+        LINKCPP_CHECK(add(name, o_.dense_type, {n_in, n_out, 1, 1}, deviation));
+        const bool is_needed = name == "token_embd.weight" || name == "output.weight";
+        if (o_.sparse && !is_needed) { weights_.back().filled = 0; }
+        return {};
+    }
+
+    // {n_in, n_out, n_expert}
+    Status add_expert_matrices(const std::string& name, ggml_type type, const std::array<std::int64_t, 4>& ne,
+                               double deviation) {
+        LINKCPP_CHECK(add(name, type, ne, deviation));
+        Weights& added = weights_.back();
+        if (!o_.sparse) { return {}; }
+        added.step = static_cast<std::uint64_t>(ne[1]);
+        added.filled = std::clamp<std::uint64_t>(kPageBytes / added.random.row_bytes(), 1, added.step);
+        return {};
     }
 
     Status add_ones(const std::string& name, std::uint32_t n) { return add(name, GGML_TYPE_F32, {n, 1, 1, 1}, 0, 1); }
@@ -102,9 +117,16 @@ class Synth {
     Status add_shared_expert(const std::string& block);
     Status fill(const AtomicFile& file, unsigned n_threads) const;
 
+    // Of a tensor: of each `step` rows the first `filled` are made, the others are holes.
+    struct Weights {
+        RandomWeights random;
+        std::uint64_t step = 1;  // all rows, unless it is said otherwise
+        std::uint64_t filled = step;
+    };
+
     const SynthOptions& o_;
     GgufWriter writer_;
-    std::vector<RandomWeights> weights_;  // of each of the writer's tensors
+    std::vector<Weights> weights_;  // of each of the writer's tensors
 };
 
 void Synth::add_keys() {
@@ -224,13 +246,13 @@ Status Synth::add_experts(std::uint32_t layer) {
     const bool more_bits = o_.down_more_bits_type && has_more_bits(layer, o_.n_layer);
     const auto name = [layer](Role role) { return expert_tensor_name(layer, role); };
     if (o_.merged_gate_up) {
-        LINKCPP_CHECK(add(name(Role::gate_up), o_.gate_type, {n_embd, 2 * n_ff, n_expert, 1}, unit));
+        LINKCPP_CHECK(add_expert_matrices(name(Role::gate_up), o_.gate_type, {n_embd, 2 * n_ff, n_expert, 1}, unit));
     } else {
-        LINKCPP_CHECK(add(name(Role::gate), o_.gate_type, {n_embd, n_ff, n_expert, 1}, unit));
-        LINKCPP_CHECK(add(name(Role::up), o_.up_type, {n_embd, n_ff, n_expert, 1}, unit));
+        LINKCPP_CHECK(add_expert_matrices(name(Role::gate), o_.gate_type, {n_embd, n_ff, n_expert, 1}, unit));
+        LINKCPP_CHECK(add_expert_matrices(name(Role::up), o_.up_type, {n_embd, n_ff, n_expert, 1}, unit));
     }
-    return add(name(Role::down), more_bits ? *o_.down_more_bits_type : o_.down_type, {n_ff, n_embd, n_expert, 1},
-               unit_deviation(o_.n_ff, kSwigluScale));
+    return add_expert_matrices(name(Role::down), more_bits ? *o_.down_more_bits_type : o_.down_type,
+                               {n_ff, n_embd, n_expert, 1}, unit_deviation(o_.n_ff, kSwigluScale));
 }
 
 Status Synth::add_shared_expert(const std::string& block) {
@@ -251,17 +273,21 @@ Status Synth::fill(const AtomicFile& file, unsigned n_threads) const {
     std::vector<Chunk> chunks;
     std::uint64_t total = 0;
     for (std::size_t i = 0; i < weights_.size(); ++i) {
-        const std::uint64_t n_rows = writer_.n_bytes(i) / weights_[i].row_bytes();
-        const std::uint64_t at_once = std::max<std::uint64_t>(1, kChunkBytes / weights_[i].row_bytes());
-        for (std::uint64_t row = 0; row < n_rows; row += at_once) {
-            chunks.push_back({i, row, std::min(at_once, n_rows - row)});
+        const Weights& weights = weights_[i];
+        const std::uint64_t row_bytes = weights.random.row_bytes();
+        const std::uint64_t n_rows = writer_.n_bytes(i) / row_bytes;
+        const std::uint64_t at_once = std::max<std::uint64_t>(1, kChunkBytes / row_bytes);
+        for (std::uint64_t step = 0; step < n_rows; step += weights.step) {
+            for (std::uint64_t row = 0; row < weights.filled; row += at_once) {
+                chunks.push_back({i, step + row, std::min(at_once, weights.filled - row)});
+            }
+            total += weights.filled * row_bytes;
         }
-        total += writer_.n_bytes(i);
     }
     Progress progress("making weights", total);
     return for_all(chunks.size(), n_threads, progress, [&](std::size_t i) -> Result<std::uint64_t> {
         const Chunk& chunk = chunks[i];
-        const RandomWeights& weights = weights_[chunk.tensor];
+        const RandomWeights& weights = weights_[chunk.tensor].random;
         Bytes bytes(chunk.n_rows * weights.row_bytes());
         weights.fill(static_cast<std::int64_t>(chunk.first_row), bytes);
         const std::uint64_t offset = writer_.offset(chunk.tensor) + chunk.first_row * weights.row_bytes();

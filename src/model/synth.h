@@ -42,7 +42,10 @@ struct SynthOptions {
     bool merged_gate_up = false;            // qwen35moe only: one tensor of gate and up, of gate's type
     ggml_type dense_type = GGML_TYPE_Q8_0;  // attention, embeddings, output, shared expert
     std::uint64_t seed = 1;
-    bool header_only = false;   // metadata and tensor table with holes for data: sparse, a few MB on disk
+    bool header_only = false;  // metadata and tensor table with holes for data: sparse, a few MB on disk
+    // Real weights in embeddings, norms and routers, a page of each expert's tensors, holes in all else: a large model
+    // on a small disk, whose routers choose, and no two of whose slices are the same.
+    bool sparse = false;
     bool experts_only = false;  // only the routed experts' tensors (a bare layer for probes and benchmarks)
 };
 

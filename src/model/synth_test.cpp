@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <random>
 #include <set>
@@ -244,6 +245,41 @@ TEST_F(Synth, header_only_files_are_sparse_and_complete) {
                   model.layers, [](const MoeLayer& layer) { return layer.find(Role::down)->type == GGML_TYPE_Q6_K; }),
               24);
     EXPECT_EQ(check_has_experts(file).error().kind, ErrorKind::invalid);
+}
+
+TEST_F(Synth, sparse_models_have_a_page_of_each_expert_and_what_routers_need) {
+    SynthOptions options;
+    options.architecture = "qwen35moe";
+    options.n_layer = 2;
+    options.n_embd = 1024;
+    options.n_ff = 1024;
+    options.n_expert = 16;
+    const GgufFile whole = make(options);
+    std::map<std::string, Bytes> expected;
+    for (const TensorInfo& tensor : whole.tensors()) {
+        expected[tensor.name].resize(tensor.n_bytes);
+        ASSERT_TRUE(whole.read(tensor, 0, expected[tensor.name]));
+    }
+    options.sparse = true;
+    const GgufFile sparse = make(options);
+    struct stat info{};
+    ASSERT_EQ(::stat((folder / "m.gguf").c_str(), &info), 0);
+    EXPECT_LT(info.st_blocks * 512, static_cast<std::int64_t>(sparse.file_bytes() / 3));
+    ASSERT_EQ(sparse.file_bytes(), whole.file_bytes());
+    for (const TensorInfo& tensor : sparse.tensors()) {
+        Bytes bytes(tensor.n_bytes);
+        ASSERT_TRUE(sparse.read(tensor, 0, bytes));
+        // What is there is what the whole model has.
+        const Bytes& all = expected[tensor.name];
+        const auto fits = [](std::byte here, std::byte there) { return here == std::byte{0} || here == there; };
+        EXPECT_TRUE(std::ranges::equal(bytes, all, fits)) << tensor.name;
+        const bool is_router = tensor.name.ends_with("ffn_gate_inp.weight");
+        if (is_router || tensor.name == "token_embd.weight") { EXPECT_EQ(bytes, all) << tensor.name; }
+    }
+    const Manifest manifest = make_manifest(sparse).value();
+    std::set<Digest> different;
+    for (const auto& layer : manifest.slices) { different.insert(layer.begin(), layer.end()); }
+    EXPECT_EQ(different.size(), 32);
 }
 
 TEST_F(Synth, the_layer_preset_is_layer_0_of_the_whole) {

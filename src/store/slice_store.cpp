@@ -12,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/platform.h"
 #include "base/units.h"
 
 namespace linkcpp::store {
@@ -53,6 +54,10 @@ Result<Digest> read_and_hash(int fd, std::uint64_t n_bytes, const std::string& n
         hash.add(piece);
     }
     return hash.finish();
+}
+
+void note_use(int fd, const struct stat& info) {
+    if (now_s() - info.st_mtim.tv_sec > kUseS) { ::futimens(fd, nullptr); }
 }
 
 void remove_damaged(const fs::path& path) {
@@ -105,7 +110,23 @@ Status SliceStore::read(const Digest& hash, std::span<std::byte> to) const {
         const auto found = read_and_hash(fd.get(), to.size(), path.string(),
                                          [&](std::uint64_t at, std::uint64_t n) { return to.subspan(at, n); });
         if (found && *found == hash) {
-            if (now_s() - info.st_mtim.tv_sec > kUseS) { ::futimens(fd.get(), nullptr); }
+            note_use(fd.get(), info);
+            return {};
+        }
+    }
+    remove_damaged(path);
+    return fail(ErrorKind::corrupt, "store: {} was damaged", path.string());
+}
+
+Status SliceStore::map(const Digest& hash, std::span<std::byte> at) const {
+    const fs::path path = this->path(hash);
+    const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!fd) { return fail_errno(errno, path.string()); }
+    struct stat info{};
+    if (::fstat(fd.get(), &info) == 0 && static_cast<std::size_t>(info.st_size) == at.size()) {
+        LINKCPP_CHECK(map_file(fd.get(), at));
+        if (sha256(at) == hash) {
+            note_use(fd.get(), info);
             return {};
         }
     }

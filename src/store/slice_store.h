@@ -35,6 +35,9 @@ class SliceStore {
     // Fills `to` with the slice and checks its hash. A file whose bytes do not have its hash is deleted.
     // Errors: not_found, corrupt (`to` holds anything then).
     Status read(const Digest& hash, std::span<std::byte> to) const;
+    // Maps the slice's file to `at`, addresses of an AddressSpace, and checks its hash. A file whose bytes do not have
+    // its hash is deleted. Errors: not_found, corrupt (anything may be mapped then), overloaded.
+    Status map(const Digest& hash, std::span<std::byte> at) const;
     // Its file, for whoever checks the bytes elsewhere. Errors: not_found (also one of another length).
     Result<UniqueFd> open_slice(const Digest& hash, std::uint64_t n_bytes) const;
     // Checks the hash, then writes. Errors: corrupt (the bytes have another hash), those of begin(); nothing is left.

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/log.h"
+#include "base/platform.h"
 #include "base/units.h"
 
 namespace linkcpp::worker {
@@ -161,27 +162,43 @@ Status Loader::load_layer(const std::stop_token& stop, const Assignment& assignm
         return {};
     };
     // Whoever computes already needs the other processors for that.
-    return engine_.hold(assignment.model_id.prefix(), layer, experts, source, serves_ ? 1 : 0);
+    const unsigned n_threads = serves_ ? 1 : 0;
+    const std::uint64_t model = assignment.model_id.prefix();
+    return maps_ ? engine_.hold_mapped(model, layer, experts, source, n_threads)
+                 : engine_.hold(model, layer, experts, source, n_threads);
 }
 
 Status Loader::read_slice(const std::stop_token& stop, const Assignment& assignment, std::uint32_t layer,
                           std::uint32_t expert, std::span<std::byte> to) {
     const Digest* hash = assignment.manifest->slice(layer, expert);
     if (hash == nullptr) { return fail(ErrorKind::corrupt, "slice {}/{} is not in the manifest", layer, expert); }
-    if (engine_.read(assignment.model_id.prefix(), layer, expert, to)) { return {}; }
+    const std::uint64_t model = assignment.model_id.prefix();
+    if (maps_) {
+        if (from_store(*hash, to)) { return {}; }
+    } else if (engine_.read(model, layer, expert, to)) {
+        return {};
+    }
     const Status here = fetcher_->wait(*hash, stop);
     if (!here && here.error().kind != ErrorKind::overloaded) { return here; }
     if (here) {
-        const Status status = store_.read(*hash, to);
+        const Status status = from_store(*hash, to);
         if (status) { return {}; }
         note("a slice on disk was damaged, and is fetched again");
     } else {
         // It is as good without: only the next start has to fetch it again.
         note(fmt::format("slices are not kept on disk: {}", here.error().message));
     }
+    if (maps_) {
+        LINKCPP_CHECK(map_memory(to));
+        if (engine_.read(model, layer, expert, to)) { return {}; }
+    }
     LINKCPP_CHECK(fetch(*hash, to));
     if (const Status kept = here ? store_.put(*hash, to) : Status(); !kept) { note(kept.error().message); }
     return {};
+}
+
+Status Loader::from_store(const Digest& hash, std::span<std::byte> to) const {
+    return maps_ ? store_.map(hash, to) : store_.read(hash, to);
 }
 
 // What its user should know: the first of each assignment.

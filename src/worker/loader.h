@@ -48,9 +48,9 @@ struct LoadState {
 
 class Loader {
   public:
-    // All outlive it.
-    Loader(expert::Engine& engine, const store::SliceStore& store, const store::Neighbourhood& neighbourhood)
-        : engine_(engine), store_(store), neighbourhood_(neighbourhood) {}
+    // All outlive it. `maps`: slices are computed with where they lie in the store, not copied to memory.
+    Loader(expert::Engine& engine, const store::SliceStore& store, const store::Neighbourhood& neighbourhood, bool maps)
+        : engine_(engine), store_(store), neighbourhood_(neighbourhood), maps_(maps) {}
     ~Loader();
 
     // From one thread. Starts at once.
@@ -72,12 +72,14 @@ class Loader {
     void publish_held();
     Status read_slice(const std::stop_token& stop, const Assignment& assignment, std::uint32_t layer,
                       std::uint32_t expert, std::span<std::byte> to);
+    Status from_store(const Digest& hash, std::span<std::byte> to) const;
     Status fetch(const Digest& hash, std::span<std::byte> to);
     void note(std::string text);
 
     expert::Engine& engine_;
     const store::SliceStore& store_;
     const store::Neighbourhood& neighbourhood_;
+    bool maps_;
     net::Wakeup done_;
     mutable std::mutex mutex_;  // guards state_ and inventory_
     LoadState state_;

@@ -57,7 +57,7 @@ Worker::Worker(WorkerOptions options, net::Identity identity, net::TlsContext tl
       store_(std::move(store)),
       neighbourhood_(tls_),
       engine_(std::move(engine)),
-      loader_(*engine_, store_, neighbourhood_),
+      loader_(*engine_, store_, neighbourhood_, options_.mmap),
       prober_(*engine_, server_),
       server_(*engine_, options_.limits) {}
 

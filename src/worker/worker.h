@@ -44,6 +44,7 @@ struct WorkerOptions {
     std::uint64_t memory_bytes = 0;  // for slices; 0: most of what is free
     std::filesystem::path store_dir;
     std::uint64_t store_limit = 0;                // bytes of slices in it; 0: no limit
+    bool mmap = false;                            // compute with slices where they lie in the store
     std::optional<net::Address> offer_slices_at;  // where neighbours reach this worker; nothing: they do not
     store::NeighbourServer::Limits neighbours;
     std::size_t max_programs = 64;  // that it keeps links to

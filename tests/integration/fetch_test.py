@@ -223,16 +223,16 @@ class Assembled(SwarmTest):
             with self.subTest(architecture=name):
                 self.assert_assembles(model)
 
-    def test_models_of_every_type_are_the_same_again(self):
+    def test_models_of_many_types_are_the_same_again(self):
         model = architectures.generate(self.folder / "models", 1, "qwen3moe")["qwen3moe"]
         made = 0
-        for kind in architectures.TYPES:
+        for kind in architectures.TYPES[::3]:  # src/model/assembly_test.cpp has all that `synth` makes
             path = self.folder / f"{kind}.gguf"
             if architectures.quantize(model, kind, 1, "qwen3moe", path):
                 made += 1
                 with self.subTest(type=kind):
                     self.assert_assembles(path)
-        self.assertGreaterEqual(made, 20)
+        self.assertGreaterEqual(made, 7)
 
     def test_split_models_are_the_same_again(self):
         split = subprocess.run([llama_dir() / "llama-gguf-split", "--split", "--split-max-tensors", "9",

@@ -3,10 +3,11 @@
 import json
 import random
 import signal
+from pathlib import Path
 
 import models
 from case import PROMPT, SwarmTest
-from swarm import wait_for
+from swarm import SAME_ARITHMETIC, wait_for
 
 
 class Fetching(SwarmTest):
@@ -95,6 +96,23 @@ class Fetching(SwarmTest):
         two.wait()
         self.swarm.wait_covered()
         self.assertEqual(self.bytes_sent(), expert_bytes + 2 * moved)
+
+    def test_slices_that_are_mapped_give_the_same_text_and_take_no_memory(self):
+        """Also those that the disk does not take, and after a change of placement."""
+        self.swarm.serve(models.path_of("Q4_K_M"), "--expect-workers", 1)
+        arguments = ("llama-completion", "-m", models.path_of("Q4_K_M"), "-p", PROMPT, "-n", 30, "-no-cnv", "--temp", 0, "--no-warmup",
+                     *SAME_ARITHMETIC)
+        alone = self.assert_ran(self.swarm.alone(*arguments)).out()
+        stores = [self.swarm.home / "one", self.swarm.home / "two"]
+        one = self.swarm.join("one", "--mmap", "--store", stores[0])
+        self.swarm.wait_covered()
+        self.assertEqual(self.assert_ran(self.swarm.exec(*arguments)).out(), alone)
+        mapped = [line.split()[-1] for line in Path(f"/proc/{one.pid}/maps").read_text().splitlines() if str(stores[0]) in line]
+        self.assertEqual(len(set(mapped)), self.swarm.status()["model"]["slices"])
+        self.swarm.join("two", "--mmap", "--store", stores[1], "--store-limit", "500K")
+        self.swarm.wait_status(lambda s: len([w for w in s["workers"] if w["state"] == "ready"]) == 2
+                               and sum(w["slices"] for w in s["workers"]) == s["model"]["slices"], "two workers")
+        self.assertEqual(self.assert_ran(self.swarm.exec(*arguments)).out(), alone)
 
     def test_a_store_that_is_too_small_holds_what_fits_and_its_worker_serves(self):
         self.swarm.serve(models.path_of("Q8_0"))
