@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/platform.h"
+#include "base/sparse.h"
 
 namespace linkcpp::model {
 namespace {
@@ -56,8 +57,8 @@ Status Composition::read(std::uint64_t offset, std::span<std::byte> to) const {
         if (const auto* bytes = std::get_if<Bytes>(&piece->what)) {
             std::ranges::copy(ByteView(*bytes).subspan(skipped, part.size()), part.begin());
         } else if (const auto* stretch = std::get_if<Stretch>(&piece->what)) {
-            LINKCPP_CHECK(read_at(source_->fd(stretch->split), part, stretch->offset + skipped,
-                                  source_->path(stretch->split).string()));
+            LINKCPP_CHECK(read_sparse(source_->fd(stretch->split), part, stretch->offset + skipped,
+                                      source_->path(stretch->split).string()));
         } else {
             std::ranges::fill(part, std::byte{0});
         }

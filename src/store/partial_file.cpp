@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/sparse.h"
+
 namespace linkcpp::store {
 namespace {
 
@@ -63,7 +65,7 @@ Result<Digest> PartialFile::hash() {
     Bytes piece(std::min(kPiece, n_bytes_ - n_hashed_));
     while (n_hashed_ < n_bytes_) {
         const auto part = std::span(piece).first(std::min<std::uint64_t>(piece.size(), n_bytes_ - n_hashed_));
-        LINKCPP_CHECK(read_at(fd_.get(), part, n_hashed_, path_.string()));
+        LINKCPP_CHECK(read_sparse(fd_.get(), part, n_hashed_, path_.string()));
         hash_.add(part);
         n_hashed_ += part.size();
     }

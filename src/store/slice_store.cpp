@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/platform.h"
+#include "base/sparse.h"
 #include "base/units.h"
 
 namespace linkcpp::store {
@@ -50,10 +51,15 @@ Result<Digest> read_and_hash(int fd, std::uint64_t n_bytes, const std::string& n
     Sha256 hash;
     for (std::uint64_t at = 0; at < n_bytes; at += kPiece) {
         const std::span<std::byte> piece = place(at, std::min<std::uint64_t>(kPiece, n_bytes - at));
-        LINKCPP_CHECK(read_at(fd, piece, at, name));
+        LINKCPP_CHECK(read_sparse(fd, piece, at, name));
         hash.add(piece);
     }
     return hash.finish();
+}
+
+Result<Digest> hash_of(int fd, std::uint64_t n_bytes, const std::string& name) {
+    Bytes buffer(std::min<std::uint64_t>(kPiece, n_bytes));
+    return read_and_hash(fd, n_bytes, name, [&](std::uint64_t, std::uint64_t n) { return std::span(buffer).first(n); });
 }
 
 void note_use(int fd, const struct stat& info) {
@@ -124,8 +130,9 @@ Status SliceStore::map(const Digest& hash, std::span<std::byte> at) const {
     if (!fd) { return fail_errno(errno, path.string()); }
     struct stat info{};
     if (::fstat(fd.get(), &info) == 0 && static_cast<std::size_t>(info.st_size) == at.size()) {
-        LINKCPP_CHECK(map_file(fd.get(), at));
-        if (sha256(at) == hash) {
+        // Read and not looked at where it is mapped: pages that nobody computes with are not this process's.
+        if (hash_of(fd.get(), at.size(), path.string()) == hash) {
+            LINKCPP_CHECK(map_file(fd.get(), at));
             note_use(fd.get(), info);
             return {};
         }
@@ -281,10 +288,7 @@ std::vector<SliceStore::Partial> SliceStore::partials() const {
 Result<bool> SliceStore::verify(const Entry& entry) const {
     const UniqueFd fd(::open(entry.path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!fd) { return fail_errno(errno, entry.path.string()); }
-    Bytes buffer(kPiece);
-    LINKCPP_TRY(const Digest found,
-                read_and_hash(fd.get(), entry.bytes, entry.path.string(),
-                              [&](std::uint64_t, std::uint64_t n) { return std::span(buffer).first(n); }));
+    LINKCPP_TRY(const Digest found, hash_of(fd.get(), entry.bytes, entry.path.string()));
     if (found == entry.hash) { return true; }
     remove_damaged(entry.path);
     return false;
