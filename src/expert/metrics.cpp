@@ -26,6 +26,7 @@ Result<Difference> compare_any(std::span<const T> a, std::span<const T> b) {
         const auto y = static_cast<double>(b[i]);
         difference.identical = difference.identical && std::bit_cast<Word>(a[i]) == std::bit_cast<Word>(b[i]);
         difference.finite = difference.finite && std::isfinite(x) && std::isfinite(y);
+        difference.n_told += x != 0 || y != 0 ? 1 : 0;
         largest = std::max({largest, std::abs(x), std::abs(y)});
     }
     if (!difference.finite) {
@@ -58,7 +59,8 @@ Result<Difference> compare_any(std::span<const T> a, std::span<const T> b) {
     difference.nmse = bb == 0 ? kInfinity : dd / bb;
     difference.gain = bb == 0 ? kInfinity : ab / bb;
     difference.relative_l2 = std::sqrt(difference.nmse);
-    difference.relative_max = bb == 0 ? kInfinity : largest_difference / std::sqrt(bb / static_cast<double>(b.size()));
+    difference.relative_max =
+        bb == 0 ? kInfinity : largest_difference / std::sqrt(bb / static_cast<double>(difference.n_told));
     return difference;
 }
 

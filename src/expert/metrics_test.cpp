@@ -66,6 +66,20 @@ TEST(Metrics, not_a_number_and_infinity_are_never_figures) {
     }
 }
 
+TEST(Metrics, zeros_of_both_tell_nothing) {
+    std::vector<double> a(1000);
+    std::vector<double> b(1000);
+    for (std::size_t i = 0; i < 4; ++i) {
+        a[i * 100] = 1.5;
+        b[i * 100] = 1;
+    }
+    const Difference sparse = compare(std::span<const double>(a), std::span<const double>(b)).value();
+    EXPECT_EQ(sparse.n, 1000u);
+    EXPECT_EQ(sparse.n_told, 4u);
+    EXPECT_DOUBLE_EQ(sparse.relative_max, 0.5);  // as of the four alone
+    EXPECT_DOUBLE_EQ(sparse.relative_l2, 0.5);
+}
+
 TEST(Metrics, lengths) {
     const std::vector<float> one{1};
     const std::vector<float> two{1, 2};

@@ -73,7 +73,7 @@ bool Tolerance::holds(const expert::Difference& row) const {
     constexpr double kAlong = 12;
     constexpr double kLastBits = 1e-5;
     if (!row.finite || row.relative_l2 > relative_l2 || row.relative_max > relative_max) { return false; }
-    const double along = kAlong * relative_l2 / std::sqrt(static_cast<double>(row.n));
+    const double along = kAlong * relative_l2 / std::sqrt(static_cast<double>(std::max<std::size_t>(row.n_told, 1)));
     return row.relative_max <= kSpread * (row.relative_l2 + kLastBits) && std::abs(row.gain - 1) <= along + kLastBits;
 }
 
