@@ -55,7 +55,7 @@ Fetcher::Fetcher(const SliceStore& store, Origin hub, const Neighbourhood& neigh
       backoff_(kFirstPause, kMaxPause),
       random_(std::random_device{}()) {
     for (const Slice& slice : slices) {
-        if (by_hash_.contains(slice.hash) || store.has(slice.hash)) { continue; }
+        if (by_hash_.contains(slice.hash)) { continue; }
         by_hash_[slice.hash] = &items_.emplace_back(Item{.slice = slice, .error = {}});
         state_.total_bytes += slice.n_bytes;
     }
@@ -193,17 +193,8 @@ void Fetcher::run_hub(const std::stop_token& stop) {
             changed_.wait_for(lock, stop, kOthersPause, [&] { return n_open_ == 0; });
             continue;
         }
-        item->stage = Stage::under_way;
         inventory_->set_coming(item->slice.index, true);
-        const std::uint64_t before = item->n_counted;
-        const TimePoint begin = steady_now();
-        lock.unlock();
-        const Outcome outcome = fetch(hub, *item, false);
-        lock.lock();
-        note_rate(hub_rate_, item->n_counted - before, steady_now() - begin);
-        if (stop.stop_requested()) { return; }
-        settle(*item, outcome, false);
-        changed_.notify_all();
+        if (!attempt(lock, hub, *item, false, stop)) { return; }
     }
 }
 
@@ -257,27 +248,37 @@ bool Fetcher::visit(const Neighbour& neighbour, const std::stop_token& stop) {
             changed_.wait_for(lock, stop, kOthersPause, [&] { return n_open_ == 0; });
             continue;
         }
-        item->stage = Stage::under_way;
-        const std::uint64_t before = item->n_counted;
-        const TimePoint begin = steady_now();
-        lock.unlock();
-        const Outcome outcome = fetch(**link, *item, true);
-        lock.lock();
-        if (stop.stop_requested()) { return true; }
-        settle(*item, outcome, true);
-        changed_.notify_all();
-        if (!outcome.status && !outcome.on_disk) {
-            if (outcome.status.error().kind == ErrorKind::not_found) {
+        const auto outcome = attempt(lock, **link, *item, true, stop);
+        if (!outcome) { return true; }
+        if (!outcome->status && !outcome->on_disk) {
+            if (outcome->status.error().kind == ErrorKind::not_found) {
                 known.bits.here.set(item->slice.index, false);
                 continue;
             }
-            log_warn("{}", outcome.status.error().message);
+            log_warn("{}", outcome->status.error().message);
             return false;
         }
-        note_rate(neighbour_rate_, item->n_counted - before, steady_now() - begin);
         useful = steady_now();
     }
     return true;
+}
+
+std::optional<Fetcher::Outcome> Fetcher::attempt(std::unique_lock<std::mutex>& lock, SliceOrigin& from, Item& item,
+                                                 bool is_neighbour, const std::stop_token& stop) {
+    item.stage = Stage::under_way;
+    const std::uint64_t before = item.n_counted;
+    const TimePoint begin = steady_now();
+    lock.unlock();
+    Outcome outcome = fetch(from, item, is_neighbour);
+    lock.lock();
+    // A neighbour that has nothing to send is not slow.
+    if (!is_neighbour || outcome.status || outcome.on_disk) {
+        note_rate(is_neighbour ? neighbour_rate_ : hub_rate_, item.n_counted - before, steady_now() - begin);
+    }
+    if (stop.stop_requested()) { return std::nullopt; }
+    settle(item, outcome, is_neighbour);
+    changed_.notify_all();
+    return outcome;
 }
 
 // With the lock held.

@@ -47,8 +47,8 @@ class Fetcher {
         std::uint64_t n_bytes = 0;
         std::size_t index = 0;  // in the manifest's order
     };
-    // In that order, as far as may be; those that the store has are none of its business. `inventory`: of the model;
-    // is told what comes. `store` and `neighbourhood` outlive it. Starts at once.
+    // What the store lacks, in that order, as far as may be. `inventory`: of the model; is told what comes. `store` and
+    // `neighbourhood` outlive it. Starts at once.
     Fetcher(const SliceStore& store, Origin hub, const Neighbourhood& neighbourhood,
             std::shared_ptr<Inventory> inventory, const std::vector<Slice>& slices);
     ~Fetcher();
@@ -100,6 +100,9 @@ class Fetcher {
     Item* next_of(const Known& known, TimePoint now);
     Item* rarest(TimePoint now, const Known* at, std::size_t& n_holders);
     std::size_t holders(std::size_t index, TimePoint now) const;
+    // One item from its choice to its end; `lock` is let go of meanwhile. Nothing: `stop` was requested.
+    std::optional<Outcome> attempt(std::unique_lock<std::mutex>& lock, SliceOrigin& from, Item& item, bool is_neighbour,
+                                   const std::stop_token& stop);
     Outcome fetch(SliceOrigin& from, Item& item, bool is_neighbour);
     void settle(Item& item, const Outcome& outcome, bool is_neighbour);
     void count(Item& item, std::uint64_t n_bytes, bool is_neighbour);

@@ -78,10 +78,11 @@ void Loader::start_fetching(const Assignment& assignment, const Wanted& wanted) 
         const auto found = wanted.find(layer.layer);
         for (std::uint32_t expert = 0; expert < layer.n_expert; ++expert, ++index) {
             const Digest& hash = manifest.slices[i][expert];
-            if (store_.has(hash)) { inventory->set_here(index); }
+            const bool here = store_.has(hash);
+            if (here) { inventory->set_here(index); }
             if (found == wanted.end() || !std::ranges::binary_search(found->second, expert)) { continue; }
             all.insert(hash);
-            if (!engine_.holds(layer.layer, expert)) { slices.push_back({hash, layer.slice_bytes(), index}); }
+            if (!here && !engine_.holds(layer.layer, expert)) { slices.push_back({hash, layer.slice_bytes(), index}); }
         }
     }
     store_.protect(std::move(all));
